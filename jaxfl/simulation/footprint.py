@@ -47,6 +47,8 @@ class Footprint(NamedTuple):
             checkpoints may need up to three times as many.
         free: bytes that are free in the host's memory; None where the system does not say.
         seeds: that are trained in one program; `state` and `working` are those of all that a device has.
+        disk: bytes of the folder of a run with checkpoints, at most: those of the newest checkpoint, of the one before,
+            and of the next one while it is written, `rows.bin` included. Slots that were never used take none.
     """
 
     data: int
@@ -62,6 +64,7 @@ class Footprint(NamedTuple):
     file: int = 0
     free: int | None = None
     seeds: int = 1
+    disk: int = 0
 
     @property
     def devices(self) -> int:
@@ -82,7 +85,12 @@ class Footprint(NamedTuple):
         lines |= {} if self.available is None else {"available": self.available}
         lines |= {} if self.free is None or jax.default_backend() == "cpu" else {"host free": self.free}
         lines |= {"rows.bin": self.file} if self.file else {}
-        notes = {"host": "on the host: what is not resident", "rows.bin": "on disk, once all clients have trained"}
+        lines |= {"disk": self.disk} if self.disk else {}
+        notes = {
+            "host": "on the host: what is not resident",
+            "rows.bin": "on disk, once all clients have trained",
+            "disk": f"at most, in the folder of {'each seed' if self.seeds > 1 else 'the run'}: three checkpoints",
+        }
         table = [
             f"{name:<10} {value / 1e6:>12,.1f} MB    {notes.get(name, '')}".rstrip() for name, value in lines.items()
         ]
@@ -160,6 +168,7 @@ def footprint(
         parts.file,
         program.host_bytes(),
         count,
+        3 * tree.num_bytes(prepared.shapes),
     )
 
 

@@ -718,6 +718,7 @@ def test_footprint_says_what_state_data_and_model_take():
     )  # omega, its start, the anchor
     assert taken.data == sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(DATA))
     assert "one model" in str(taken) and taken.working > 0
+    assert taken.disk == 3 * taken.state and re.search(r"disk +[\d.]+ MB", str(taken)), "three checkpoints"
     # StoCFL finds a cluster for everybody when it is evaluated: the result is a state
     assert taken.evaluation > taken.state > 0
     assert taken.total == taken.data + taken.state + max(taken.working, taken.evaluation)

@@ -1,8 +1,9 @@
 """A run's state on disk: an npz file and the one before it, replaced atomically and verified when read; no pickle.
 
 A file holds the arrays of the state by their place in the tree, a JSON header with what they belong to, and the SHA-256
-of both. It is written beside the others, flushed, and renamed: whenever a run is killed, a whole one is there. Where
-the newest is damaged, the one before is used, and a warning says so.
+of both. Of rows at the end of an array that are equal, bit for bit, it holds one: slots that were never used have one
+model, and take no room. It is written beside the others, flushed, and renamed: whenever a run is killed, a whole one is
+there. Where the newest is damaged, the one before is used, and a warning says so.
 """
 
 import contextlib
@@ -23,8 +24,10 @@ from jaxfl.files import replacing
 from jaxfl.typing import Params
 
 NAME, BEFORE, DAMAGED = "checkpoint.npz", "checkpoint-before.npz", "checkpoint-damaged.npz"
-SCHEMA = 1  # of the files; one of another number is refused
-_HEADER, _DIGEST, _KINDS = "header", "sha256", "kinds"
+SCHEMA, REPEATING = 1, 2  # of the files, without repeated rows and with them; one of another number is refused
+_HEADER, _DIGEST, _KINDS, _ROWS = "header", "sha256", "kinds", "rows"
+BLOCK = 1 << 20  # bytes that are compared at once
+MOST_REPEATED = 64  # rows in all for each row that is held: a reader refuses a file that unpacks to far more
 
 
 class Saved(NamedTuple):
@@ -80,7 +83,11 @@ def save(folder: Path, state: Params, header: dict[str, Any]) -> None:
     # NumPy's files do not know bfloat16 and the like: their bits are kept, and what they are of
     kinds = {name: array.dtype.name for name, array in arrays.items() if array.dtype.kind == "V"}
     arrays |= {name: arrays[name].view(f"u{arrays[name].dtype.itemsize}") for name in kinds}
-    arrays[_HEADER] = _bytes(json.dumps({"schema": SCHEMA} | header | ({_KINDS: kinds} if kinds else {})))
+    held = {name: count for name, array in arrays.items() if (count := _rows_to_hold(array)) is not None}
+    rows = {name: len(arrays[name]) for name in held}
+    arrays |= {name: arrays[name][:count] for name, count in held.items()}
+    about = ({_KINDS: kinds} if kinds else {}) | ({_ROWS: rows} if rows else {})
+    arrays[_HEADER] = _bytes(json.dumps({"schema": REPEATING if rows else SCHEMA} | header | about))
     path = folder / NAME
     with replacing(path) as file:
         np.savez(file, allow_pickle=False, **arrays, **{_DIGEST: _bytes(_digest(arrays))})
@@ -148,14 +155,61 @@ def load(path: Path) -> Saved:
         if digest != _digest(arrays):
             raise ValueError("its SHA-256 is another than when it was written")
         header = bounded.parse_json(bytes(arrays.pop(_HEADER)))
-        if header["schema"] != SCHEMA:
-            raise ValueError(f"it has format {header['schema']}, and this version of jaxfl reads {SCHEMA}")
+        if header["schema"] not in (SCHEMA, REPEATING):
+            raise ValueError(
+                f"it has format {header['schema']}, and this version of jaxfl reads {SCHEMA} and {REPEATING}"
+            )
+        arrays |= _with_repeated_rows(arrays, header.get(_ROWS, {}), path.stat().st_size)
         arrays |= {name: arrays[name].view(jnp.dtype(kind)) for name, kind in header.get(_KINDS, {}).items()}
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{path} is not a checkpoint of jaxfl, or a damaged one ({error}); remove it or choose another directory."
         ) from error
     return Saved(path, header, arrays)
+
+
+def _rows_to_hold(array: np.ndarray) -> int | None:
+    """Returns the number of the first rows of an array that are to be held, if the others equal the last of these.
+
+    >>> _rows_to_hold(np.array([[1.0], [2.0], [0.0], [0.0], [0.0]])), _rows_to_hold(np.eye(2))
+    (3, None)
+    """
+    if array.ndim < 2 or len(array) < 3 or not array[0].size:
+        return None
+    rows = np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8)  # bits: NaN is equal, and -0 is not 0
+    step, last = max(1, BLOCK // rows.shape[1]), len(rows) - 1
+    begin = last
+    while begin > 0:
+        block = rows[max(0, begin - step) : begin]
+        differs = np.flatnonzero((block != rows[last]).any(1))
+        if len(differs):
+            begin += int(differs[-1]) + 1 - len(block)
+            break
+        begin -= len(block)
+    count = max(begin + 1, -(-len(rows) // MOST_REPEATED))
+    return count if count < last else None
+
+
+def _with_repeated_rows(arrays: dict[str, np.ndarray], rows: dict[str, int], size: int) -> dict[str, np.ndarray]:
+    """Returns the arrays of which fewer rows are held, with the last of these repeated.
+
+    Args:
+        arrays: that are held.
+        rows: the number of rows of each of these arrays.
+        size: bytes of the file.
+
+    Raises:
+        ValueError: a number is none of rows, or they need too many bytes.
+    """
+    for name, count in rows.items():
+        if not isinstance(count, int) or not arrays[name].ndim or not 0 < len(arrays[name]) <= count:
+            raise ValueError(f"{name} must have at least the rows that are held, got {count!r}")
+    needed = sum(array[:1].nbytes * rows[name] for name, array in arrays.items() if name in rows)
+    bounded.check_unpacked_size(needed, size)
+    return {
+        name: np.concatenate([arrays[name], np.repeat(arrays[name][-1:], count - len(arrays[name]), 0)])
+        for name, count in rows.items()
+    }
 
 
 def _digest(arrays: dict[str, np.ndarray]) -> str:

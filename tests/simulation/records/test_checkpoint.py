@@ -53,6 +53,37 @@ def test_slots_may_have_grown_since(file):
     assert loaded.models["bias"].shape == (4, 3)
 
 
+def slots_of(used, rows, length=5000, dtype=np.float32):
+    """Returns `rows` slots of which the first `used` differ, with NaN and -0 among the others' numbers."""
+    unused = np.resize(np.array([np.nan, -0.0, 0.0, 1.0], dtype), length)
+    numbers = np.arange(used * length, dtype=dtype).reshape(used, length)
+    return np.concatenate([numbers, np.tile(unused, (rows - used, 1))])
+
+
+@pytest.mark.parametrize(
+    ("used", "rows", "dtype", "held"),
+    [(1, 16, np.float32, 2), (16, 16, np.float32, 16), (0, 4, jnp.bfloat16, 1), (0, 200, np.float32, 4)],
+)
+def test_slots_that_were_never_used_take_no_room(tmp_path, used, rows, dtype, held):
+    """Of 200 a reader would have to make more of the file than is let through; so a sixty-fourth is held."""
+    state = {"models": jnp.asarray(slots_of(used, rows), dtype), "cluster": jnp.zeros(9, int), "small": jnp.eye(2)}
+    checkpoint.save(tmp_path, state, {"round": 1})
+    file = tmp_path / checkpoint.NAME
+    assert 0 <= file.stat().st_size - held * 5000 * np.dtype(dtype).itemsize < 3000
+    found = checkpoint.load(file).state(state)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(state), strict=True):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape) and one.tobytes() == np.asarray(other).tobytes()
+
+
+@pytest.mark.parametrize("rows", [10**12, -1, 2.5, True])
+def test_rows_that_a_file_cannot_repeat_are_refused(tmp_path, rows, monkeypatch):
+    monkeypatch.setattr(checkpoint, "_ROWS", "unknown")  # a header of somebody else's
+    checkpoint.save(tmp_path, {"a": np.eye(3)}, {"round": 1, "rows": {"['a']": rows}})
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match=mentions(checkpoint.NAME, "damaged")):
+        checkpoint.load(tmp_path / checkpoint.NAME)
+
+
 def test_the_last_two_are_kept(file):
     assert checkpoint.newest(file.parent / "none") is None
     save(file.parent, 4)
