@@ -387,6 +387,8 @@ def print_results(
         print_table(stdout(), head, rows, named=several)
         if caption:
             print(caption)
+        for line in tables.shortfall_lines(finished):
+            print(line)
     for one, summary in zip(jobs, summaries, strict=True):
         if one.out is not None and summary is not None and not quiet:
             print(f"pictures: {' and '.join(str(one.out / name) for name in job.PICTURES)}")

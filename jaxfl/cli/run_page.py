@@ -52,6 +52,7 @@ def write_run_page(result: Result, job: jobs.Job) -> None:
             page.Table(["command"], [[page.Code(command_line(job, summary["rounds"]))]]),
             page.Heading(2, "Results"),
             page.Table(head, [cells]),
+            *(page.Text(line) for line in tables.shortfall_lines([summary])),
             page.Heading(2, "Pictures"),
             *_run_pictures(result, job.out),
             page.Heading(2, "Clients"),
@@ -71,7 +72,7 @@ def command_line(job: jobs.Job, rounds: int) -> str:
         job: of the run.
         rounds: that were completed; a run may end before its last.
     """
-    settings, server = job.settings, job.settings.server_name
+    settings, server = job.settings_in_use(), job.settings.server_name
     if rounds <= (settings.data.get("drift_round") or 0):  # ended before the drift, which a run must reach
         rounds = job.rounds
     words = ["jaxfl", "run", settings.method_name, "--data", settings.data_name]

@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxfl import tree
 from jaxfl.cohort import Cohort
@@ -94,6 +95,14 @@ class Join(Protocol):
         ...
 
 
+class Shortfall(Protocol):
+    """The type of `Method.shortfall`."""
+
+    def __call__(self, state: Any, data: FederatedData) -> str:
+        """Returns sentences about what the method has not done in a run, and how to change that; or an empty text."""
+        ...
+
+
 def keep_clusters(key: Key, state: Any, data: FederatedData, cohort: Cohort) -> Any:
     """Returns the state unchanged: clients are served the model of the cluster that they last trained in."""
     return state
@@ -122,6 +131,10 @@ class Method(NamedTuple):
             none. `init` gives all clients the same row; `round` and `client_params` reach the rows of their cohort or
             ids alone, by `over_owners`, `tree.take` and `tree.put`. Then the field can be larger than the device's
             memory, see `jaxfl.simulation.host.rows`.
+        shortfall: `(state, data) -> str`, called once after the last round, on the host: sentences about work of the
+            method that could not be done, such as a clustering whose round was not reached, with the options that
+            change it; an empty text if all was done. A method that runs another one passes that one's on. None if
+            there is nothing to say. The summary has it, see `jaxfl.simulation.result.shortfall_of`.
     """
 
     init: Init
@@ -133,6 +146,7 @@ class Method(NamedTuple):
     join: Join | None = None
     reads: Reads = "cohort"
     per_client: str | None = None
+    shortfall: Shortfall | None = None
 
 
 class Row(NamedTuple):
@@ -291,6 +305,12 @@ def takes_part(data: FederatedData) -> Array:
     """Returns bool `[N]` for clients that have rows and are not held out."""
     rows = jnp.asarray(data.train.size) > 0
     return rows if data.held_out is None else rows & ~jnp.asarray(data.held_out)
+
+
+def clients_to_train(data: FederatedData) -> np.ndarray:
+    """Returns `takes_part` on the host, without a program of JAX."""
+    rows = np.asarray(data.train.size) > 0
+    return rows if data.held_out is None else rows & ~np.asarray(data.held_out)
 
 
 def present(data: FederatedData) -> Array:

@@ -40,7 +40,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.divide import divide_rows
 from jaxfl.methods.averaging import fedavg
-from jaxfl.methods.base import Info, Join, Method, keep_clusters
+from jaxfl.methods.base import Info, Join, Method, Shortfall, keep_clusters
 from jaxfl.methods.parts.newcomers import count_new, pad_clients
 from jaxfl.methods.parts.personal import RowsPass, mark_trained, over_rows
 from jaxfl.random import Stream, key_for
@@ -164,7 +164,13 @@ def ditto(
     grown = grow if shared_part.grow else None
     assigned = keep_clusters if shared_part.assign is keep_clusters else assign
     join = None if shared_part.join is None else joining(shared_part, shared_part.join, split_rows)
-    return Method(init, round, client_params, task, assigned, grown, join, reads, per_client)
+    shortfall = None if shared_part.shortfall is None else solver_shortfall(shared_part.shortfall)
+    return Method(init, round, client_params, task, assigned, grown, join, reads, per_client, shortfall)
+
+
+def solver_shortfall(shortfall: Shortfall) -> Shortfall:
+    """Returns the shortfall of the solver, of Ditto's state."""
+    return lambda state, data: shortfall(state.solver, data)
 
 
 def joining(solver: Method, enter: Join, split_rows: SplitRows) -> Join:

@@ -361,7 +361,16 @@ def feddrift(
     def client_params(state: FedDriftState, ids: Array) -> Params:
         return tree.take(state.models, state.cluster[ids])
 
-    return Method(init, round, client_params, task, assign, reads="everybody")
+    def shortfall(state: FedDriftState, data: FederatedData) -> str:
+        if int(state.step):
+            return ""
+        return (
+            "Models were neither compared nor merged: that is done between steps of "
+            f"rounds_per_step={rounds_per_step} rounds, and the run had {int(state.round)}; make more rounds, or lower "
+            "rounds_per_step."
+        )
+
+    return Method(init, round, client_params, task, assign, reads="everybody", shortfall=shortfall)
 
 
 def _check_arguments(rounds_per_step: int, threshold: float, merge_threshold: float | None, slots: int) -> None:

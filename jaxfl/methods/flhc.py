@@ -176,7 +176,18 @@ def flhc(
     def client_params(state: FLHCState, ids: Array) -> Params:
         return tree.take(state.models, state.cluster[ids])
 
-    return Method(init, round, client_params, task, assign, grow=grow, reads="everybody")
+    def shortfall(state: FLHCState, data: FederatedData) -> str:
+        number, count = int(state.num_clusters), base.clients_to_train(data).sum()
+        if not number:
+            return (
+                f"The clients were not clustered, since that follows warmup_rounds={warmup_rounds} and the run had "
+                f"{int(state.round)} rounds: make more rounds, or lower warmup_rounds."
+            )
+        if num_clusters is None and number >= count > 1:
+            return f"No two clients were within threshold={height}, so that each is alone: raise threshold."
+        return ""
+
+    return Method(init, round, client_params, task, assign, grow=grow, reads="everybody", shortfall=shortfall)
 
 
 def _check_arguments(

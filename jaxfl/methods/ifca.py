@@ -160,7 +160,17 @@ def ifca(
         return tree.take(state.models, state.cluster[ids])
 
     reads: Reads = "cohort" if start in ("random", "groups") else "everybody"  # the others try many clients
-    return Method(init, round, client_params, task, assign, reads=reads)
+
+    def shortfall(state: IFCAState, data: FederatedData) -> str:
+        if start != "groups" or int(state.round) > warmup_rounds or num_clusters == 1:
+            return ""
+        return (
+            "No client has chosen a cluster to train: that follows the rounds in random groups, "
+            f"warmup_rounds={warmup_rounds}, and the run had {int(state.round)} rounds; make more rounds, or lower "
+            "warmup_rounds."
+        )
+
+    return Method(init, round, client_params, task, assign, reads=reads, shortfall=shortfall)
 
 
 def layer_sharing(shared: str | Sequence[str]) -> Callable[[Params, Params], Params]:

@@ -156,7 +156,14 @@ def pacfl(
         return cluster_models(state.models, state.cluster[ids], state.initial)
 
     join = joining(sign, chosen["angle"], chosen["linkage"], threshold if num_clusters is None else jnp.inf)
-    return Method(init, round, client_params, task, grow=grow, join=join, reads="everybody")
+
+    def shortfall(state: PACFLState, data: FederatedData) -> str:
+        alone = int(state.num_clusters) >= base.clients_to_train(data).sum() > 1
+        if num_clusters is not None or threshold < 0 or not alone:
+            return ""
+        return f"No two clients were within threshold={threshold} degrees, so that each is alone: raise threshold."
+
+    return Method(init, round, client_params, task, grow=grow, join=join, reads="everybody", shortfall=shortfall)
 
 
 def client_bases(rank: int, vectors: VectorKind) -> ClientBases:

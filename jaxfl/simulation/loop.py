@@ -20,7 +20,7 @@ from jaxfl.simulation.host.streaming import RowStream
 from jaxfl.simulation.interrupts import Deferred, Stopped
 from jaxfl.simulation.program import Advance
 from jaxfl.simulation.progress import Diverged, Progress
-from jaxfl.simulation.result import Event, Result, summary_of
+from jaxfl.simulation.result import Event, Result, shortfall_of, summary_of
 from jaxfl.simulation.rounds import HostRounds, Rounds, arriving_clients
 from jaxfl.simulation.schedule import Clock
 from jaxfl.simulation.seeds import LaneRounds, program_groups, rounds_done, seeds_per_program
@@ -149,6 +149,7 @@ class RunState:
             eval_clients=of_seed.data.num_clients if of_seed.sample is None else len(of_seed.sample),
             resident=not prepared.host_data,
             resident_state=not prepared.host_state,
+            shortfall=shortfall_of(prepared.method, state, self._data.at(progress.done), progress.tally),
         )
         data = dataclasses.replace(self._data.at(progress.done), client_names=of_seed.client_names, filled=0.0)
         began = None if self._data.drift is None else self._data.at(0)

@@ -49,6 +49,7 @@ class RoundTotals:
     Attributes:
         updates: sent by clients with training rows, from the start.
         lost: the last of them, of the rounds at the end in which not one was finite.
+        seen: clients that have taken part, as bits in hexadecimal; empty once one of them must have done so twice.
 
     Raises:
         ValueError: they are not.
@@ -57,11 +58,11 @@ class RoundTotals:
     def __init__(self, **saved: Any):
         self.loss_sum, self.loss_weight, self.diverged, self.diverged_in_all, self.participants = 0.0, 0.0, 0, 0, 0
         self.seconds, self.bytes_up, self.bytes_down = 0.0, 0.0, 0.0
-        self.updates, self.lost = 0, 0
+        self.updates, self.lost, self.seen = 0, 0, ""
         self.num_clusters, self.last_loss = 0, math.nan
         self.extra: dict[str, Any] = {}  # the method's own numbers, of the last round
         for name, value in saved.items():
-            wanted = dict if name == "extra" else (int, float)
+            wanted = {"extra": dict, "seen": str}.get(name, (int, float))
             if name not in vars(self) or not isinstance(value, wanted):
                 raise ValueError(f"{name}={value!r} is nothing that is added up over rounds")
         vars(self).update(saved)
@@ -84,6 +85,7 @@ class RoundTotals:
             self.updates += int(sent)
             self.lost = self.lost + int(sent) if diverged >= sent else 0  # a round without clients changes nothing
         self.participants += int(log.mask.sum())
+        self._note_clients(log.ids[log.mask], data.num_clients)
         self.diverged += int(log.info.diverged.sum())
         self.diverged_in_all += int(log.info.diverged.sum())
         self.bytes_up += float(log.info.bytes_up.sum(dtype=np.float64))
@@ -91,6 +93,21 @@ class RoundTotals:
         self.num_clusters = int(log.info.num_clusters[-1])
         self.extra = {name: leaf[-1].item() for name, leaf in log.info.extra.items() if leaf.ndim == 1}
         self.seconds += seconds
+
+    def nobody_twice(self) -> bool:
+        """Returns whether no client has taken part twice; False where that is not known."""
+        return self.participants == int(self.seen or "0", 16).bit_count()
+
+    def _note_clients(self, ids: np.ndarray, num_clients: int) -> None:
+        """Notes clients `[M]` that have taken part."""
+        if self.participants > num_clients:
+            self.seen = ""
+            return
+        flags = np.zeros(num_clients, np.uint8)
+        if self.seen:
+            flags = np.unpackbits(np.frombuffer(bytes.fromhex(self.seen), np.uint8), count=num_clients)
+        flags[ids] = 1
+        self.seen = np.packbits(flags).tobytes().hex()
 
     def record(self, done: int, evaluation: Evaluation, seconds_per_round: float | None) -> dict[str, Any]:
         """Returns the record of an evaluation, see `History`, and resets the sums since the last one.

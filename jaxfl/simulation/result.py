@@ -28,7 +28,7 @@ from collections.abc import Iterable
 import jax
 
 from jaxfl.simulation.program import peak_bytes
-from jaxfl.simulation.progress import Progress
+from jaxfl.simulation.progress import Progress, RoundTotals
 from jaxfl.simulation.schedule import Clock
 
 RECOVERED = 0.01  # from the metric before a drift: a point of accuracy
@@ -70,6 +70,27 @@ def summary_of(
         "device": jax.local_devices()[0].device_kind,
         "versions": {"python": sys.version.split()[0], "jax": jax.__version__, "numpy": np.__version__},
     }
+
+
+def shortfall_of(method: Method, state: Any, data: FederatedData, tally: RoundTotals) -> str:
+    """Returns sentences about what a method could not do in a run, and how to change that; an empty text if nothing.
+
+    They are those of `Method.shortfall`, and for methods that keep something for each client, whether they ever used it
+    again.
+
+    Args:
+        method: the method.
+        state: its state at the end.
+        data: the federation at the end.
+        tally: of the rounds.
+    """
+    sentences = [] if method.shortfall is None else [method.shortfall(state, data)]
+    if method.per_client is not None and tally.participants and tally.nobody_twice():
+        sentences.append(
+            f"No client has taken part twice, so that the {method.per_client} of clients were trained once at most: "
+            "make more rounds, or sample more clients in each."
+        )
+    return " ".join(filter(None, sentences))
 
 
 def drift_summary(records: Iterable[Mapping[str, Any]], round: int, main: str, *, lower: bool) -> dict[str, Any]:

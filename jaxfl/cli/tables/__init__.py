@@ -19,6 +19,7 @@ from jaxfl.cli.tables.runs import (
     scaling_rows,
     scaling_table,
     scaling_title,
+    shortfall_lines,
 )
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "scaling_table",
     "scaling_rows",
     "scaling_title",
+    "shortfall_lines",
     "source_page",
     "source_row",
 ]

@@ -137,6 +137,22 @@ def results_table(
     return title, ["seed", *columns], rows, several if len(runs) > 1 else "one seed, no deviation"
 
 
+def shortfall_lines(runs: Sequence[dict[str, Any]]) -> list[str]:
+    """Returns a line for what the method could not do, with the seeds of several runs; no line if all was done.
+
+    >>> shortfall_lines([{"seed": 0, "shortfall": ""}]), shortfall_lines([{"seed": 0, "shortfall": "No split."}])
+    ([], ['not done: No split.'])
+    >>> shortfall_lines([{"seed": seed, "shortfall": "No split." if seed else ""} for seed in range(3)])
+    ['not done at seeds 1, 2: No split.']
+    """
+    seeds: dict[str, list[str]] = {}
+    for run in runs:
+        seeds.setdefault(run.get("shortfall") or "", []).append(str(run["seed"]))  # a run of an older version has none
+    if len(seeds) == 1:
+        return [f"not done: {sentences}" for sentences in seeds if sentences]
+    return [f"not done at seeds {', '.join(numbers)}: {text}" for text, numbers in seeds.items() if text]
+
+
 def result_row(run: dict[str, Any]) -> tuple[list[str], list[str]]:
     """Returns names and values of the columns of `results_table` for one run."""
     columns = _shown_columns([run])

@@ -43,6 +43,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxfl import tree
@@ -280,4 +281,27 @@ def splitting_clusters(task: Task, train: Train, rule: SplitRule, *, sketch_size
     def client_params(state: CFLState, ids: Array) -> Params:
         return tree.take(state.models, state.cluster[ids])
 
-    return Method(init, round, client_params, task, assign, grow)
+    def shortfall(state: CFLState, data: FederatedData) -> str:
+        if rule.eps1 == 0 or np.asarray(state.formed).any():  # it never splits, or it has
+            return ""
+        rounds, there = int(state.round), base.clients_to_train(data)
+        idle, count = (there & ~np.asarray(state.trained)).sum(), there.sum()
+        begin = max(rule.warmup_rounds, rule.rounds_between - 1)  # rounds before the first that may split
+        if idle:
+            reason = (
+                f"clients are compared once all have trained, and {idle} of {count} have not: make more rounds, or "
+                "sample more clients in each"
+            )
+        elif rounds <= begin:
+            name = "warmup_rounds" if rule.warmup_rounds == begin else "rounds_between"
+            reason = f"the run had {rounds} rounds, and {name}={getattr(rule, name)}: make more rounds, or lower {name}"
+        elif count < rule.min_clients:
+            reason = f"there are {count} clients, and min_clients={rule.min_clients}: lower min_clients"
+        else:
+            reason = (
+                f"the thresholds were not met in {rounds} rounds (eps1={rule.eps1:g}, eps2={rule.eps2:g}, "
+                f"gamma_max={rule.gamma_max:g}): make more rounds, raise eps1, or lower eps2 or gamma_max"
+            )
+        return f"No cluster was split, since {reason}."
+
+    return Method(init, round, client_params, task, assign, grow, shortfall=shortfall)

@@ -30,6 +30,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxfl import tree
@@ -230,7 +231,22 @@ def assemble(
 
     reads = "everybody" if rule.threshold == "auto" else solver.reads  # the rows of all clients are halved at once
     join = joining(observe, rule.threshold)
-    return Method(init, round, client_params, solver.task, assign, grow, join, reads)
+
+    def shortfall(state: StoCFLState, data: FederatedData) -> str:
+        cluster = np.asarray(state.cluster)
+        observed = cluster[cluster >= 0]
+        if not 1 < len(np.unique(observed)) == len(observed) or (rule.threshold != "auto" and rule.threshold > 1):
+            return ""
+        if rule.threshold == "auto":
+            remedy = "sample more clients, or give a threshold"
+        else:
+            remedy = 'lower threshold, or take "auto"'
+        return (
+            f"No clusters have merged, so that each of the {len(observed)} clients that took part is alone: no two "
+            f"were as similar as threshold={rule.threshold}; {remedy}."
+        )
+
+    return Method(init, round, client_params, solver.task, assign, grow, join, reads, shortfall=shortfall)
 
 
 def unobserved(state: StoCFLState, data: FederatedData, cohort: Cohort) -> Array:

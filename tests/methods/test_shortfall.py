@@ -1,0 +1,96 @@
+"""What a method could not do in a run is said, with the option that changes it, and nothing is said otherwise."""
+
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from typer.testing import CliRunner
+
+import jaxfl
+from jaxfl import methods
+from jaxfl.cli.app import app
+from jaxfl.cohort import Cohort
+from jaxfl.data.synthetic import clustered_linear
+from jaxfl.testing.small import linear_task
+from tests.messages import mentions
+
+TASK, DATA = linear_task(), clustered_linear(8, rows=4, features=4)
+SGD = optax.sgd(0.1)
+
+
+def state_of(method, **fields):
+    """Returns a state of zeros, made without compiling anything, with these fields."""
+    shapes = jax.eval_shape(method.init, jax.random.key(0), DATA)
+    return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)._replace(**fields)
+
+
+ALL, FEW, APART, ONE = np.ones(8, bool), np.arange(8) < 3, np.arange(8), np.zeros(8, int)
+CASES = [
+    ("flhc", {}, {"round": 10}, ("warmup_rounds", 10)),
+    ("flhc", {}, {"round": 11, "num_clusters": 8}, ("threshold", 0.8)),
+    ("flhc", {"num_clusters": 8}, {"round": 11, "num_clusters": 8}, None),
+    ("flhc", {}, {"round": 11, "num_clusters": 1}, None),
+    ("stocfl", {}, {"cluster": APART}, ("threshold", 0.5, 8)),
+    ("stocfl", {"threshold": "auto"}, {"cluster": APART}, ("threshold", "auto")),
+    ("stocfl", {"threshold": 1.1}, {"cluster": APART}, None),
+    ("stocfl", {}, {"cluster": np.where(FEW, 0, APART)}, None),
+    ("stocfl", {}, {"cluster": np.where(APART == 3, 0, -1)}, None),
+    ("pacfl", {}, {"num_clusters": 8}, ("threshold", 10.0)),
+    ("pacfl", {"threshold": -1.0}, {"num_clusters": 8}, None),
+    ("pacfl", {}, {"num_clusters": 3}, None),
+    ("cfl", {}, {"round": 30, "trained": FEW}, ("5 of 8", "rounds")),
+    ("cfl", {}, {"round": 30, "trained": ALL}, ("eps1", 0.4, "30 rounds")),
+    ("cfl", {"preset": "official"}, {"round": 20, "trained": ALL}, ("warmup_rounds", 20)),
+    ("cfl", {"preset": "fesem", "min_clients": 2}, {"round": 29, "trained": ALL}, ("rounds_between", 30)),
+    ("cfl", {"preset": "fesem"}, {"round": 31, "trained": ALL}, ("min_clients", 20)),
+    ("cfl", {}, {"round": 30, "trained": ALL, "formed": np.array([9, 9, *[0] * 6])}, None),
+    ("cfl", {"eps1": 0.0}, {"round": 30, "trained": FEW}, None),
+    ("layercfl", {}, {"round": 30, "trained": FEW}, ("5 of 8", "rounds")),
+    ("adacfl", {}, {"round": 30, "trained": FEW}, ("5 of 8", "rounds")),
+    ("hypcluster", {}, {"round": 20}, ("warmup_rounds", 20)),
+    ("hypcluster", {}, {"round": 21}, None),
+    ("ifca", {}, {"round": 1}, None),
+    ("feddrift", {"slots": 2}, {"round": 10}, ("rounds_per_step", 10)),
+    ("feddrift", {"slots": 2}, {"round": 11, "step": 1}, None),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "fields", "said"), CASES)
+def test_what_was_not_done_is_said_with_its_option(name, options, fields, said):
+    method = methods.METHODS[name].factory(TASK, SGD, **options)
+    shortfall = method.shortfall(state_of(method, **fields), DATA)
+    assert bool(shortfall) == (said is not None)
+    assert said is None or re.search(mentions(*said), shortfall)
+    beside = methods.ditto(TASK, SGD, solver=method)
+    assert beside.shortfall(state_of(beside, solver=state_of(method, **fields)), DATA) == shortfall
+    assert jaxfl.scheduled(method, lambda round: 1.0).shortfall is method.shortfall
+
+
+@pytest.mark.parametrize(("rounds", "cohort", "twice"), [(2, 4, True), (3, 4, False), (1, 8, True), (2, 8, False)])
+def test_a_method_with_something_of_each_client_needs_them_twice(rounds, cohort, twice, tmp_path):
+    """Uniform cohorts of half of the clients: here the second is the other half; a resume counts as well."""
+
+    def halves(key, round, data, size, plan):
+        return Cohort.of((jnp.arange(size, dtype=jnp.int32) + size * round) % data.num_clients, plan)
+
+    method = methods.scaffold(TASK, SGD, local_epochs=1)
+    options = {"cohort": cohort, "sampler": halves, "checkpoint_dir": tmp_path, "resume": True}
+    jaxfl.run(method, DATA, rounds=1, **options)
+    said = jaxfl.run(method, DATA, rounds=rounds, **options).summary["shortfall"]
+    assert bool(said) == twice and (not said or re.search(mentions("controls", "twice"), said))
+    assert jaxfl.run(methods.fedavg(TASK, SGD), DATA, rounds=1, cohort=2).summary["shortfall"] == ""
+
+
+def test_the_table_of_a_run_says_it(tmp_path):
+    words = "run flhc --data rotated-digits --rounds 2 --cohort 2 --set model=logistic --seeds 0,1 --quiet --out"
+    result = CliRunner().invoke(app, [*words.split(), str(tmp_path / "a"), "--set", "num_clients=8"])
+    assert result.exit_code == 0, result.output
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("not done")]
+    assert re.search(mentions("warmup_rounds", 10, "2 rounds"), line)
+    for seed in (0, 1):
+        summary = json.loads((tmp_path / "a" / f"seed-{seed}" / "summary.json").read_text(encoding="utf-8"))
+        assert line.endswith(summary["shortfall"])
