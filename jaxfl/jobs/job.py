@@ -110,14 +110,14 @@ class Job(NamedTuple):
         A resumed run keeps its first identity: options that are newer and have their defaults are left out, and options
         that have been removed since have their old defaults.
         """
-        identity = {**self.settings.complete(), "cohort": self.cohort, "seed": self.seed}
+        began, settings = self._began(), self.settings_in_use()
+        identity = {**settings.complete(), "cohort": self.cohort, "seed": self.seed}
         if own := user_files(self.settings.data_name, self.data_dir, self.settings.data.get("other")):
             identity[DATA_CHECKSUM] = checksum(own)
         identity = json.loads(json.dumps(identity))  # as it is read back: tuples are lists
-        began = processes.by_first(RunDirectory(self.out).config) if self.resume and self.out is not None else None
         if began is None:
             return identity
-        defaults = json.loads(json.dumps(self.settings.defaults()))
+        defaults = json.loads(json.dumps(settings.defaults()))
         identity |= removed_in(self.settings.method_name, began)
         younger = {name for name, value in defaults.items() if name not in began and identity[name] == value}
         if DATA_CHECKSUM not in began:  # of an older version
@@ -125,6 +125,15 @@ class Job(NamedTuple):
         elif DATA_CHECKSUM not in identity:  # the files are gone: whoever has the data can go on
             identity[DATA_CHECKSUM] = began[DATA_CHECKSUM]
         return {name: value for name, value in identity.items() if name not in younger}
+
+    def settings_in_use(self) -> options.Settings:
+        """Returns the settings, of a resumed run with the default network that it began with."""
+        began = self._began()
+        return self.settings if began is None else self.settings.as_begun(began)
+
+    def _began(self) -> dict[str, Any] | None:
+        """Returns the config of a run that is resumed; None of a new one."""
+        return processes.by_first(RunDirectory(self.out).config) if self.resume and self.out is not None else None
 
 
 def check(job: Job) -> None:
@@ -200,7 +209,7 @@ class Tools(NamedTuple):
         suits = shapes_of(data.in_programs())
         if others is not None and others.suits == suits and not job.of_its_data:
             return others
-        settings = job.settings
+        settings = job.settings_in_use()
         return cls(options.build(settings, data), options.sampler(settings), options.finetune(settings), suits)
 
 
@@ -295,7 +304,7 @@ def _write_configs(jobs: Sequence[Job]) -> Iterator[None]:
 
 def _write_result(job: Job, result: Result) -> Result:
     """Writes summary, clients and pictures; returns the result with the complete summary."""
-    complete = job.settings.complete()
+    complete = job.settings_in_use().complete()
     if job.out is not None and DATA_CHECKSUM in (began := processes.by_first(RunDirectory(job.out).config) or {}):
         complete[DATA_CHECKSUM] = began[DATA_CHECKSUM]  # of what was read: the file may be another by now
     names = {"method": complete.pop("method"), "data": complete.pop("data")}

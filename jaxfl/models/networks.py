@@ -169,6 +169,54 @@ class MLP(nn.Module):
         return Dense(self.num_classes)(outputs)
 
 
+LARGEST_FLAT = 28 * 28  # pixels of a colour image that dense layers take: MNIST's
+LARGEST_SIDE = 8  # of what the convolutions leave
+
+
+class AutoNetwork(nn.Module):
+    """A network by the shape of the inputs, the default for data of one's own.
+
+    Colour images `[B, H, W, channels]` of more than 28x28 pixels go through conv3x3 and pool, until no side is longer
+    than 8: the first convolution has 32 channels, the others have 64. Everything else is flattened, as by `mlp`. Dense
+    layers follow. Of 32x32x3 images and 10 classes there are 545,098 parameters, of 84x84x3 images 389,578; with dense
+    layers alone there would be 6 and 43 million.
+
+    The convolutions start He-normal, with biases at zero: of an 84x84 image there are four.
+
+    Attributes:
+        num_classes: number of logits, or of the targets of a regression.
+        hidden: widths of the hidden dense layers; None is 128 behind convolutions, and 2048 otherwise.
+
+    >>> from jax import numpy as jnp
+    >>> def layers(*shape):
+    ...     return sorted(jax.eval_shape(AutoNetwork().init, jax.random.key(0), jnp.zeros((1, *shape)))["params"])
+    >>> layers(28, 28), layers(32, 32, 3)
+    (['Dense_0', 'Dense_1'], ['Conv_0', 'Conv_1', 'Dense_0', 'Dense_1'])
+    """
+
+    num_classes: int = 10
+    hidden: Sequence[int] | int | None = None
+
+    def __post_init__(self):
+        if self.hidden is not None:
+            check_sizes("hidden", self.hidden)
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(self, inputs: Array) -> Array:
+        outputs, usual = inputs, 2048
+        if inputs.ndim == 4 and inputs.shape[1] * inputs.shape[2] > LARGEST_FLAT:
+            outputs, usual = as_images(inputs), 128
+            he, zeros, channels = nn.initializers.he_normal(), nn.initializers.zeros, 32
+            while max(outputs.shape[1:3]) > LARGEST_SIDE:
+                outputs = nn.relu(max_pool(Conv(channels, (3, 3), "SAME", he, zeros)(outputs), padding="SAME"))
+                channels = 64
+        outputs = as_vectors(outputs)
+        for width in check_sizes("hidden", usual if self.hidden is None else self.hidden):
+            outputs = nn.relu(Dense(width)(outputs))
+        return Dense(self.num_classes)(outputs)
+
+
 class LeafFemnistCNN(nn.Module):
     """LEAF's network for FEMNIST: conv5x5x32, pool, conv5x5x64, pool, dense, dense; 6,603,710 parameters.
 
@@ -320,6 +368,7 @@ class CifarBenchmarkCNN(nn.Module):
 
 
 MODELS: dict[str, type[nn.Module]] = {
+    "auto": AutoNetwork,
     "logistic": Logistic,
     "mlp": MLP,
     "mlp-batch-norm": NormalisedMLP,

@@ -32,6 +32,7 @@ from jaxfl.simulation.evaluation.finetune import FineTune
 from jaxfl.tasks import start_from
 from jaxfl.typing import Array
 
+FORMER_NETWORK: tuple[str, dict[str, Any]] = ("mlp", {"hidden": (2048,)})
 OWNERS = ("data", "method", "model", "optimizer", "server", "run")
 
 
@@ -70,6 +71,18 @@ class Settings(NamedTuple):
         if "weights" in files:
             flat["run.weights"] = files["weights"].name
         return flat
+
+    def as_begun(self, config: Mapping[str, Any]) -> "Settings":
+        """Returns the settings of a run that goes on, with the network that it began with where none is chosen.
+
+        Args:
+            config: of the run; before there was `auto`, data of one's own had `FORMER_NETWORK`.
+        """
+        name, default = FORMER_NETWORK
+        if (self.model_name, config.get("model")) != ("auto", name):
+            return self
+        given = {option: (value,) if isinstance(value, int) else value for option, value in self.model.items()}
+        return self._replace(model_name=name, model=default | given)
 
     def defaults(self) -> dict[str, Any]:
         """Returns the default of every option that applies, by `owner.name`, ready for JSON."""

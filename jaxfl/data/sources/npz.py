@@ -302,5 +302,6 @@ ENTRY = SourceEntry(
     user_files=lambda place: [place],
     num_bytes=0,
     num_classes=None,
+    model=("auto", {}),
     makers="client",
 )

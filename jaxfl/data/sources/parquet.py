@@ -380,5 +380,6 @@ ENTRY = SourceEntry(
     user_files=shards.files_in,
     num_bytes=0,
     num_classes=None,
+    model=("auto", {}),
     makers="client",
 )

@@ -32,4 +32,5 @@ ENTRY = SourceEntry(
     user_files=lambda place: [place / HEADER, *place.glob("*.npy")],
     num_bytes=0,
     num_classes=None,
+    model=("auto", {}),
 )

@@ -195,5 +195,6 @@ def entry(name: str) -> SourceEntry:
         licence="see tensorflow.org/datasets",
         num_bytes=0,
         num_classes=None,
+        model=("auto", {}),
         makers="client",
     )
