@@ -49,6 +49,12 @@ def test_imports_are_declared():
     assert {DISTRIBUTIONS.get(name, name) for name in third_party} - declared == set()
 
 
+def test_the_package_says_that_it_is_typed_and_who_makes_it():
+    assert (ROOT / "jaxfl" / "py.typed").read_bytes() == b"" and "Typing :: Typed" in PROJECT["classifiers"]
+    cited = re.findall(r"^  - name: (.*)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
+    assert [author["name"] for author in PROJECT["authors"]] == cited
+
+
 def test_version_is_written_once():
     version = PROJECT["version"]
     assert importlib.metadata.version("jaxfl") == version
