@@ -18,6 +18,8 @@ from typing import BinaryIO
 
 from filelock import FileLock, Timeout
 
+from jaxfl.operating_system import flush_folder
+
 BLOCK, BLOCKS = 1 << 20, 64  # bytes of a block, and the number of blocks that are read of a long file
 PARTIAL = ".jaxfl-partial-"  # begins the names of files that are not complete
 MARKER = ".jaxfl"  # in a folder: the list of the files that jaxfl writes there
@@ -52,12 +54,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         if isinstance(error, OSError) and error.errno is not None and error.filename in (None, str(partial)):
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
-    with contextlib.suppress(OSError):  # some systems cannot open a folder
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # the new name itself
-        finally:
-            os.close(folder)
+    flush_folder(path.parent)  # the new name itself
 
 
 def remove_partials(folder: Path) -> None:
@@ -194,14 +191,29 @@ def write_text(path: Path, text: str) -> None:
 
 
 def keep_copy(path: Path, folder: Path) -> None:
-    """Writes a copy of a user's file into a run's folder.
+    """Writes a copy of a user's file into a run's folder, in place of another one at `copy_path`."""
+    content = path.read_bytes()
+    copy = copy_path(folder, path.name, crc(content))
+    if not copy.is_file() or copy.read_bytes() != content:
+        copy.parent.mkdir(exist_ok=True)
+        write_bytes(copy, content)
 
-    A program replaces a file of the same name, which is left from a run that failed. Weights never replace a file: it
-    may be an export of the user.
+
+def copy_path(folder: Path, name: str, checksum: str) -> Path:
+    """Returns the path of the copy of a user's file in a run's folder.
+
+    A program keeps its place beside the other files, where its address finds it. Weights have a folder named by their
+    checksum: in the folder of the run there may be others of the same name, such as an export of the user.
+
+    Args:
+        folder: of the run.
+        name: of the file.
+        checksum: of its content, from `crc`.
+
+    >>> copy_path(Path("runs"), "start.safetensors", "0a1b2c3d").as_posix()
+    'runs/weights-0a1b2c3d/start.safetensors'
     """
-    copy = folder / path.name
-    if path.resolve() != copy.resolve() and (path.suffix == ".py" or not copy.exists()):
-        write_bytes(copy, path.read_bytes())
+    return folder / name if name.endswith(".py") else folder / f"weights-{checksum}" / name
 
 
 @contextlib.contextmanager

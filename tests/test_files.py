@@ -10,7 +10,7 @@ from jaxfl.data import stored
 from jaxfl.data.sources import npz
 from jaxfl.data.sources.base import Source
 from jaxfl.data.synthetic import clustered_linear
-from jaxfl.files import check_output, keep_copy, own_names, signature, write_text
+from jaxfl.files import check_output, copy_path, crc, keep_copy, own_names, signature, write_text
 from jaxfl.models.weights import save_weights
 from jaxfl.plots.style import write_picture
 from jaxfl.simulation.records import checkpoint
@@ -93,11 +93,13 @@ def test_a_copy_takes_the_place_of_an_older_program_and_of_nothing_else(tmp_path
     folder = tmp_path / "run"
     folder.mkdir()
     for name, kept in (("mine.py", b"new"), ("weights.safetensors", b"old")):
+        copy = copy_path(folder, name, crc(b"new"))
         (tmp_path / name).write_bytes(b"new")
         (folder / name).write_bytes(b"old")
         keep_copy(tmp_path / name, folder)
-        assert (folder / name).read_bytes() == kept
-        (folder / name).unlink()
+        assert (folder / name).read_bytes() == kept and copy.read_bytes() == b"new"
+        copy.write_bytes(b"ne")  # damaged
         keep_copy(tmp_path / name, folder)
-        keep_copy(folder / name, folder)  # which is its own
-        assert (folder / name).read_bytes() == b"new"
+        keep_copy(copy, folder)  # which is its own
+        assert copy.read_bytes() == b"new"
+    assert len(list(folder.rglob("*"))) == 4, "two files, and a folder with one"

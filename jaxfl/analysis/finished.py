@@ -2,6 +2,7 @@
 
 import json
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,8 +76,11 @@ def read_runs(folders: Sequence[str | os.PathLike]) -> tuple[dict[str, list[Fini
     Args:
         folders: directories of runs that the command line has written, or of several such directories.
 
+    Warns:
+        UserWarning: a file is none of a run, or a damaged one; the run is left out.
+
     Raises:
-        ValueError: a folder has no finished run, a file is none of a run, or two runs are of one setting and seed.
+        ValueError: a folder has no finished run that can be read, or two runs are of one setting and seed.
     """
     runs: dict[Path, FinishedRun] = {}
     unfinished: set[Path] = set()
@@ -85,8 +89,17 @@ def read_runs(folders: Sequence[str | os.PathLike]) -> tuple[dict[str, list[Fini
         histories = sorted(
             one for one in folder.rglob(HISTORY) if one.parent == folder or not (one.parent.parent / HISTORY).exists()
         )
-        ended = {one.parent.resolve(): _read_run(one.parent) for one in histories if (one.parent / SUMMARY).exists()}
-        found = {place: run for place, run in ended.items() if not run.is_unfinished}
+        ended, found, damaged = [one.parent for one in histories if (one.parent / SUMMARY).exists()], {}, []
+        for path in ended:
+            try:
+                if not (run := _read_run(path)).is_unfinished:
+                    found[path.resolve()] = run
+            except (OSError, ValueError) as error:
+                damaged.append(error)
+        if damaged and not found:
+            raise damaged[0]
+        for error in damaged:  # the others are compared
+            warnings.warn(f"{error} The run is left out.", stacklevel=2)
         if not found:
             going = (
                 f"; {len(histories)} are not finished: --resume ends those of jaxfl run, and those of jaxfl.run are "
@@ -182,7 +195,9 @@ def _read_run(path: Path) -> FinishedRun:
         ValueError: it has files of something else.
     """
     summary = RunDirectory(path).summary() or {}
-    if missing := [name for name in ("method", "data", "seed", "rounds", "cohort", "options") if name not in summary]:
+    needed = ("method", "data", "seed", "rounds", "cohort", "options")
+    missing = [name for name in needed if name not in summary or "seeds" in summary]
+    if missing:
         raise ValueError(
             f"{path / SUMMARY} is no summary of a run of the command line, which has {', '.join(missing)}; leave "
             f"{str(path)!r} out."

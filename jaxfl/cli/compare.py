@@ -121,7 +121,7 @@ def _command_rows(settings: RunsBySetting) -> list[list[str]]:
     """Returns name and command of each setting, without those whose options this version does not have."""
     rows = []
     for name, line in settings.items():
-        with contextlib.suppress(ValueError, KeyError):
+        with contextlib.suppress(ValueError, KeyError, TypeError):
             rows.append([name, page.Code(command_line(written_job(line[0].config), line[0].summary["rounds"]))])
     return rows
 

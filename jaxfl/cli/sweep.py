@@ -15,6 +15,7 @@ from jaxfl.cli.compare import COMMAND, print_comparison
 from jaxfl.cli.run import parse_seeds, rounds_and_cohort, run_jobs
 from jaxfl.cli.run_page import PAGE
 from jaxfl.cli.tables.console import stderr
+from jaxfl.data.bounded import check_nesting
 from jaxfl.files import check_output, signature
 from jaxfl.jobs import job
 from jaxfl.schema import REQUIRED, Option, did_you_mean, quoted
@@ -147,11 +148,14 @@ def read_sweep_file(path: Path) -> tuple[dict[str, Any], dict[str, list[str]]]:
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
+        check_nesting(content)
     except OSError as error:
         raise OSError(
             f"{path} cannot be read ({error.strerror}); give an existing TOML file, or methods: fedavg,ifca."
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise ValueError(f"{path} must be TOML with a few levels, got lists that are nested too deep.") from error
+    except ValueError as error:
         raise ValueError(f"{path} must be TOML, got: {error}.") from error
     plain = {key: value for key, value in content.items() if not known.is_method(key)}
     for key, value in content.items():
@@ -347,10 +351,11 @@ def _find_setting_folder(others: Sequence[Path], first: job.Job) -> Path | None:
     for path in others:
         seed = path.name.removeprefix("seed-")
         directory = RunDirectory(path)
-        if seed.isdecimal() and directory.config() is not None:
-            same = first._replace(seed=int(seed), out=path, resume=True)
-            if not directory.is_of_another(same.config()):
-                return path.parent
+        with contextlib.suppress(ValueError):  # a damaged folder is of no setting
+            if seed.isdecimal() and directory.config() is not None:
+                same = first._replace(seed=int(seed), out=path, resume=True)
+                if not directory.is_of_another(same.config()):
+                    return path.parent
     return None
 
 

@@ -6,6 +6,7 @@ more is read than they declare. Arrays are numbers and strings: no code of a fil
 """
 
 import gzip
+import itertools
 import json
 import math
 import struct
@@ -22,6 +23,8 @@ FREE = 1 << 30  # bytes that any file may unpack to
 RATIO = 100  # limit above FREE, in bytes of the file: images have ratios of 1 to 20, a repeated value a thousand
 TEXT = 1 << 26  # bytes of a JSON document
 BLOCK = 1 << 20  # bytes that are read at once
+NESTING = 100  # lists and dictionaries in each other
+TOO_DEEP = f"its lists and objects are nested too deep, more than {NESTING} times"
 
 DAMAGE = (  # errors of damaged zip members and NumPy headers, in addition to ValueError
     *(zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, struct.error),
@@ -145,7 +148,7 @@ def parse_json(text: str | bytes) -> Any:
     """Returns the value of a JSON text.
 
     Raises:
-        ValueError: the text is not JSON, is too long, or is nested too deeply.
+        ValueError: the text is not JSON, is too long, is nested too deeply, or has a whole number beyond 64 bits.
 
     >>> parse_json('{"round": 3}'), parse_json(b"[1]")
     ({'round': 3}, [1])
@@ -153,6 +156,28 @@ def parse_json(text: str | bytes) -> Any:
     if len(text) > TEXT:
         raise ValueError(f"it must have at most {TEXT:,} bytes")
     try:
-        return json.loads(text)
+        value = json.loads(text, parse_int=_parse_int)
     except RecursionError as error:
-        raise ValueError("its lists and objects are nested too deep") from error
+        raise ValueError(TOO_DEEP) from error
+    check_nesting(value)
+    return value
+
+
+def check_nesting(value: Any) -> None:
+    """Raises ValueError if lists and dictionaries are in each other more than `NESTING` times.
+
+    >>> check_nesting([{"rounds": [3]}])
+    """
+    level = [value]
+    for _ in range(NESTING):
+        nested = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        if not (level := list(itertools.chain.from_iterable(nested))):
+            return
+    raise ValueError(TOO_DEEP)
+
+
+def _parse_int(text: str) -> int:
+    """Returns a whole number of 64 bits: others are no number of an array."""
+    if len(text) > 20 or not -(2**63) <= (number := int(text)) < 2**64:
+        raise ValueError(f"{text[:20]}{'...' * (len(text) > 20)} is a whole number beyond 64 bits")
+    return number

@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,7 +83,8 @@ class Job(NamedTuple):
 
     def outputs(self) -> tuple[str, ...]:
         """Returns the names of the files that are written into the folder, beside those of every run."""
-        copies = [path.name for path in self.settings.files().values() if not self._is_copy(path)]
+        files = self.settings.files().items()  # the copy of weights has a folder of its own
+        copies = [path.name for owner, path in files if owner != "weights" and not self._is_copy(path)]
         return (CONFIG, SUMMARY, CLIENTS, *PICTURES, *copies, *self.beside)
 
     def _is_copy(self, path: Path) -> bool:
@@ -249,7 +250,7 @@ def execute_jobs(
     """
     first = jobs[0]
     out = None if first.out is None else first.out.parent
-    with _write_configs(jobs):
+    with _write_configs(jobs) as restores:
         try:
             found: Sequence[Any] = run(
                 tools.method,
@@ -261,6 +262,9 @@ def execute_jobs(
             )
         except Diverged as error:
             found = error.outcomes
+            for restore, one in zip(restores, found, strict=False):
+                if isinstance(one, Diverged):
+                    restore()
         return [
             _write_result(job, one) if isinstance(one, Result) else one for job, one in zip(jobs, found, strict=True)
         ]
@@ -286,20 +290,21 @@ def _arguments(job: Job, tools: Tools) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _write_configs(jobs: Sequence[Job]) -> Iterator[None]:
-    """Locks the folders of jobs and writes their configs.
+def _write_configs(jobs: Sequence[Job]) -> Iterator[list[Callable[[], None]]]:
+    """Locks the folders of jobs and writes their configs; yields what restores an older config, for each folder.
 
     If a run ends before it has saved anything, for example because it is refused, an older config is restored.
     """
+    restores = []
     with contextlib.ExitStack() as stack:
         for job in jobs:
             if directory := job.directory():
                 stack.enter_context(directory.locked(job.outputs()))
-                stack.enter_context(directory.configured(job.config()))
+                restores.append(stack.enter_context(directory.configured(job.config())))
                 for path in job.settings.files().values() if processes.first() else ():
                     with directory.name_disk_errors("nothing was begun"):
                         keep_copy(path, directory.path)  # of a run that is held, the file is as it was: it was checked
-        yield
+        yield restores
 
 
 def _write_result(job: Job, result: Result) -> Result:

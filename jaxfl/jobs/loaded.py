@@ -11,6 +11,7 @@ import jax
 from jaxfl import tree
 from jaxfl.cohort import PlanChoice
 from jaxfl.data.clients import FederatedData
+from jaxfl.files import copy_path
 from jaxfl.jobs import job as jobs
 from jaxfl.methods.base import Method
 from jaxfl.schema import check_type
@@ -36,6 +37,8 @@ OWNER_NAMES = (
     "optimizer",
     "server_optimizer",
 )  # of a config: what chooses the options' owners
+NUMBERS = ("rounds", "cohort", "seed", "eval_every", "checkpoint_every")  # of a config
+NEEDED = ("method", "data", "data_dir", *NUMBERS)  # in a config
 
 
 class LoadedRun(TrainedRun):
@@ -84,6 +87,11 @@ class LoadedRun(TrainedRun):
             raise ValueError(
                 f"{str(self.path)!r} has no {CONFIG}: jaxfl.run began the run; give load its method and its data, and "
                 "go on with jaxfl.run(..., resume=True)."
+            )
+        if missing := [name for name in NEEDED if name not in self.config]:
+            raise ValueError(
+                f"{self.path / CONFIG} is damaged, or not of this version of jaxfl: it lacks {', '.join(missing)}; "
+                "put it back as it was."
             )
         data_dir = self.config["data_dir"] if self._data_dir is None else str(self._data_dir)
         settings = _settings_of_config(self.path, self.config, self._trust)
@@ -256,6 +264,8 @@ def written_job(config: dict[str, Any]) -> jobs.Job:
         ValueError: a name or an option is not known.
         KeyError: an entry is missing.
     """
+    if missing := [name for name in NEEDED if name not in config]:
+        raise KeyError(", ".join(missing))
     code = _addresses(config)
     own = {owner: _options_of(config, owner) for owner in code.keys() & {"method", "model"}}
     rest = {name: value for name, value in config.items() if name.partition(".")[0] not in own}
@@ -280,7 +290,7 @@ def _addresses(config: dict[str, Any]) -> dict[str, str]:
 
 def _numbers(config: dict[str, Any]) -> dict[str, Any]:
     """Returns rounds, cohort, seed and the rounds between evaluations and checkpoints."""
-    return {name: config[name] for name in ("rounds", "cohort", "seed", "eval_every", "checkpoint_every")}
+    return {name: config[name] for name in NUMBERS}
 
 
 def _settings_of_config(folder: Path, config: dict[str, Any], trust: bool | list[Path]) -> options.Settings:
@@ -290,7 +300,10 @@ def _settings_of_config(folder: Path, config: dict[str, Any], trust: bool | list
         file = user_code.trusted_file(folder, name.removeprefix("run."), address, config, trust)
         found[name] = f"{file}:{address.rpartition(':')[2]}"
     weights = str(_weights_file(folder, config)) if "weights_file" in config else None
-    return _route(config | found, weights)
+    try:
+        return _route(config | found, weights)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{folder / CONFIG} holds an option that cannot be used: {error}") from error
 
 
 def _route(config: dict[str, Any], weights: str | None) -> options.Settings:
@@ -320,9 +333,9 @@ def _weights_file(folder: Path, config: dict[str, Any]) -> Path:
     Raises:
         ValueError: neither is.
     """
-    file = Path(config["weights_file"])
-    for path in (file, folder / file.name):
-        if path.is_file() and user_code.file_checksum(path) == config["weights_checksum"]:
+    file, checksum = Path(config["weights_file"]), config.get("weights_checksum", "")
+    for path in (file, copy_path(folder, file.name, checksum), folder / file.name):  # the last: of an older version
+        if path.is_file() and user_code.file_checksum(path) == checksum:
             return path
     raise ValueError(
         f"{str(folder)!r} holds a run whose weights are in a file that has changed, {file}, and has no copy of it as "

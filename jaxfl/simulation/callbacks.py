@@ -11,6 +11,7 @@ A callback is called with an `Event`; one that returns True ends the run, which 
 """
 
 import collections
+import contextlib
 import importlib
 import math
 import os
@@ -24,7 +25,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from jaxfl.data.clients import FederatedData
-from jaxfl.files import keep_copy, write_bytes
+from jaxfl.files import copy_path, keep_copy, write_bytes
 from jaxfl.schema import check_type
 from jaxfl.simulation.evaluation.metrics import counted_clients, is_lower_better, main_metric
 from jaxfl.simulation.loggers import GROUP_METRICS
@@ -166,6 +167,9 @@ class TimeLimit:
         seconds: since the run was begun or resumed, compilation included; of seeds that are made one after another, as
             on a CPU, for each of them.
 
+    Attributes:
+        reached: whether it has ended a run before its last round.
+
     Raises:
         ValueError: no time at all.
     """
@@ -174,11 +178,13 @@ class TimeLimit:
         check_type("seconds", seconds, float)
         if not seconds > 0:
             raise ValueError(f"seconds must be above 0, got {seconds}.")
-        self.seconds = seconds
+        self.seconds, self.reached = seconds, False
 
     def __call__(self, event: Event) -> bool:
         """Returns whether to end the run."""
-        return event.seconds >= self.seconds
+        over = event.seconds >= self.seconds
+        self.reached |= over and event.round < event.rounds
+        return over
 
 
 def _saved_round(folder: Path) -> float:
@@ -226,12 +232,17 @@ class BestCheckpoint:
         event.keep(folder)
         above = self.folder.parent if event.seed is None else self.folder.parent / f"seed-{event.seed}"
         if (config := RunDirectory(above).config()) is not None:
-            copies = {above / Path(place).name for name, place in config.items() if name.endswith(FILE_SUFFIX)}
-            copies = {copy for copy in copies if copy.is_file()}  # the user's files that the run depends on
-            RunDirectory(folder, "folder").claim([CONFIG, *(copy.name for copy in copies)])
-            write_bytes(folder / CONFIG, (above / CONFIG).read_bytes())
-            for copy in copies:
-                keep_copy(copy, folder)
+            with RunDirectory(folder, "folder").name_disk_errors("the best checkpoint is kept, without its config"):
+                copies = []
+                for name in (name for name in config if name.endswith(FILE_SUFFIX)):  # that the run depends on
+                    checksum = config.get(f"{name.removesuffix(FILE_SUFFIX)}_checksum", "")
+                    copies.append(copy_path(above, Path(config[name]).name, checksum))
+                copies = [copy for copy in copies if copy.is_file()]
+                beside = [copy.name for copy in copies if copy.parent == above]
+                RunDirectory(folder, "folder").claim([CONFIG, *beside])
+                write_bytes(folder / CONFIG, (above / CONFIG).read_bytes())
+                for copy in copies:
+                    keep_copy(copy, folder)
 
     def __exit__(self, *reason: object) -> None:
         """Clears the values of the run."""
@@ -250,7 +261,7 @@ class ProgressBar:
     A bar in a terminal, one updated line in a notebook, and everywhere else, such as in the log of a job, a plain line
     per evaluation and one a minute in between. Use it as a context manager to see something while the run compiles;
     alone, it starts with the first event. It closes itself when the last round is done, and starts anew with an event
-    of another seed or run.
+    of another seed or run. What cannot be written (a full disk, a closed pipe) is dropped: the run goes on.
 
     Args:
         file: where to; None is the standard error stream.
@@ -258,7 +269,7 @@ class ProgressBar:
     """
 
     def __init__(self, file: TextIO | None = None, label: str = ""):
-        self.file, self.label = file or sys.stderr, label
+        self.file, self.label = file or sys.stderr, label  # None where the process has no standard error stream
         self.records: dict[int | None, dict[str, Any]] = {}  # the last of each seed
         self.diverged: dict[int | None, int] = {}
         self._show: Callable[[Event], None] | None = None
@@ -266,7 +277,8 @@ class ProgressBar:
 
     def __enter__(self) -> "ProgressBar":
         """Starts the bar, which shows that the run compiles until the first event."""
-        self._open()
+        with contextlib.suppress(OSError):
+            self._open()
         return self
 
     def __exit__(self, *reason: object) -> None:
@@ -277,21 +289,24 @@ class ProgressBar:
 
     def __call__(self, event: Event) -> None:
         """Shows an event."""
-        show = self._show or self._open()
         if event.record is not None:
             self.records[event.seed] = event.record
             more = 0 if event.again else event.record.get("diverged", 0)
             self.diverged[event.seed] = self.diverged.get(event.seed, 0) + more
-        show(event)
+        with contextlib.suppress(OSError):
+            (self._show or self._open())(event)
         if event.round >= event.rounds:
             self._end()
 
     def _end(self) -> None:
-        self._close()
+        with contextlib.suppress(OSError):
+            self._close()
         self._show, self._close = None, lambda: None
 
     def _open(self) -> Callable[[Event], None]:
-        if self.file is sys.stderr and _in_a_notebook():
+        if self.file is None or self.file.closed:
+            self._show = lambda event: None
+        elif self.file is sys.stderr and _in_a_notebook():
             self._show = self._notebook()
         elif self.file.isatty():
             self._show = self._terminal()

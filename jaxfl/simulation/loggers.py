@@ -39,13 +39,27 @@ class _TableLogger:
         self._file, self._written = file, dict[int | None, str]()  # the last row of each seed
 
     def __call__(self, event: Event) -> None:
-        """Writes a row, if the event has a new evaluation."""
+        """Writes a row, if the event has a new evaluation.
+
+        Raises:
+            OSError: the file cannot be written; the message names it.
+        """
         if event.record is None:
             return
+        try:
+            self._write(event, event.record)
+        except OSError as error:
+            raise OSError(
+                f"{self._file} cannot be written to ({error.strerror or error}); set it right and resume, or leave the "
+                "table out."
+            ) from error
+
+    def _write(self, event: Event, record: dict[str, Any]) -> None:
+        """Writes the row of a record."""
         file, written = self._file, self._written
         known = scalars(event)  # and metrics that may have a value later
-        later = [name for name, value in event.record.items() if value is None and name not in GROUP_METRICS]
-        values = [name for name in event.record if name in known or name in later]
+        later = [name for name, value in record.items() if value is None and name not in GROUP_METRICS]
+        values = [name for name in record if name in known or name in later]
         head = ["round", *([] if event.seed is None else ["seed"]), *values]
         with file.open("a+", encoding="utf-8") as table:
             table.seek(0)

@@ -218,7 +218,8 @@ def train(spec: RunSpec) -> list[Outcome]:
                     raise
                 outcomes = None
             if outcomes is None:  # behind the handler, which would keep the first state alive
-                waiting[:0] = in_less_memory(part, progresses[0].kept, first=part.prepared.plan == spec.prepared.plan)
+                newest = max(progresses, key=lambda progress: progress.saved)  # one that has diverged may have none
+                waiting[:0] = in_less_memory(part, newest.kept, first=part.prepared.plan == spec.prepared.plan)
                 continue
             found |= {one.seed: outcome for one, outcome in zip(part.seeds, outcomes, strict=True)}
             waiting[:1] = [part._replace(began=time.perf_counter()) for part in waiting[:1]]  # a time of its own
@@ -282,7 +283,8 @@ def _train_program(spec: RunSpec, progresses: Sequence[Progress], called: Called
         return [run.outcome(own) for run, own in zip(runs, program.states(state), strict=True)]
 
     def stopped() -> Stopped:
-        saved = min(progress.saved for progress in progresses)
+        # seeds that have diverged are not saved any more
+        saved = min((one.saved for one, run in zip(progresses, runs, strict=True) if run.diverged is None), default=0)
         return Stopped(first.done, schedule.rounds, saved, whole() if first.done == schedule.rounds else ())
 
     with Deferred(stopped) as signals:

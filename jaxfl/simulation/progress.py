@@ -395,6 +395,7 @@ class Progress:
         Raises:
             ValueError: the clients' own models stay on the host: their file is that of the run; or the folder holds
                 another run, or is that of this one.
+            OSError: it cannot be written; the message names the folder, and says what is kept.
         """
         check_complete(has_host_rows(state))
         folder = Path(folder)
@@ -408,8 +409,9 @@ class Progress:
             if folder not in self._kept_in:
                 best.check_identity(self._identity, resume=True)
                 self._kept_in.add(folder)
-            History.writing(folder / HISTORY, self.history)
-            checkpoint.save(folder, state, self._header())
+            with best.name_disk_errors(self.kept):
+                History.writing(folder / HISTORY, self.history)
+                checkpoint.save(folder, state, self._header())
 
     def _header(self) -> dict[str, Any]:
         """Returns the header of a checkpoint."""

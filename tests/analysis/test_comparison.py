@@ -347,8 +347,6 @@ def test_curves_have_a_line_and_a_band_for_each_setting(runs):
             ("3 are not finished", "--resume"),
         ),
         (lambda folder: write(folder / "fedavg/again", 0, 0.5), ("fedavg/again", "fedavg/seed-0")),
-        (lambda folder: (folder / "fedavg/seed-0/summary.json").write_text("{}"), ("summary",)),
-        (lambda folder: (folder / "fedavg/seed-0/summary.json").write_text("{"), ("summary.json", "JSON")),
     ],
 )
 def test_what_is_no_run_is_refused(runs, spoil, said):
@@ -360,6 +358,53 @@ def test_what_is_no_run_is_refused(runs, spoil, said):
         return
     with pytest.raises(ValueError, match=mentions(*said)):
         finished.read_runs([runs / "fedavg"])
+
+
+HUGE, DEEP = "1" + "0" * 400, "[" * 500 + "]" * 500
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("summary.json", "{}", ("summary", "method")),
+        ("summary.json", "{", ("JSON",)),
+        ("summary.json", '{"options": []}', ("options", "a list")),
+        ("summary.json", '{"seed": "0"}', ("seed", "0")),
+        ("summary.json", '{"rounds": 10.5}', ("rounds", 10.5)),
+        ("summary.json", '{"micro_accuracy": [0.5]}', ("micro_accuracy", "a list")),
+        ("summary.json", '{"seconds_per_round": true}', ("seconds_per_round", "true")),
+        ("summary.json", '{"lower_is_better": 3}', ("lower_is_better", 3)),
+        ("summary.json", '{"seeds": [0]}', ("summary", "method")),
+        ("summary.json", f'{{"cohort": {HUGE}}}', ("64 bits",)),
+        ("summary.json", f'{{"versions": {DEEP}}}', ("deep",)),
+        ("config.json", '{"rounds": "ten"}', ("rounds", "ten")),
+        ("config.json", '{"method": ["fedavg"]}', ("method", "a list")),
+        ("config.json", '{"model": {}}', ("model", "an object")),
+        ("config.json", '{"method_file": 3}', ("method_file", 3)),
+        ("config.json", "[]", ("object", "list")),
+        ("history.jsonl", '{"round": 5.5}\n', ("round", 5.5)),
+        ("history.jsonl", '{"round": true}\n', ("round", "true")),
+        ("history.jsonl", '{"round": 5, "micro_accuracy": "high"}\n', ("micro_accuracy", "high")),
+        ("history.jsonl", '{"round": 5, "bytes_up": {}}\n', ("bytes_up", "an object")),
+        ("history.jsonl", '{"round": 5, "clusters": [3]}\n', ("clusters", 3)),
+        ("history.jsonl", f'{{"round": 5, "bytes_up": {HUGE}}}\n', ("64 bits",)),
+        ("history.jsonl", f'{{"round": 5, "clusters": {DEEP}}}\n', ("deep",)),
+    ],
+)
+def test_a_bad_folder_is_named_and_ends_no_comparison_of_the_others(runs, name, content, message):
+    path = runs / "fedavg" / "seed-0" / name
+    if name == "summary.json" and content.startswith('{"'):  # one entry of a good one is replaced
+        content = json.dumps(json.loads(path.read_text()))[:-1] + ", " + content[1:]
+    path.write_text(content)
+    with pytest.warns(UserWarning, match=mentions(path, *message)):
+        settings, _ = finished.read_runs([runs])
+    assert {name: [run.seed for run in same] for name, same in settings.items()} == {
+        "fedavg": [1, 2],
+        "stocfl": [0, 1, 2],
+    }
+    assert len(compare(settings).table()) == 3
+    with pytest.raises(ValueError, match=mentions(path, *message)):
+        finished.read_runs([path.parent])
 
 
 @pytest.mark.parametrize("metric", ["auc", "clusters"])  # the latter is a list for each record

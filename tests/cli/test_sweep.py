@@ -186,6 +186,9 @@ def test_what_cannot_be_is_refused_before_anything_runs(words, said, tmp_path, c
         ("cohort = [1]", ("cohort", "[1]")),
         ("methods = []", ("methods", "[]")),
         ("[data]\nnum_clients = 8", ("data", "{'num_clients': 8}")),
+        (f"rounds = {'[' * 100_000}", ("sweep.toml", "deep")),
+        (f"[set]\nhidden = {'[' * 200}{']' * 200}", ("sweep.toml", "deep")),
+        (f"rounds = {'9' * 5000}", ("sweep.toml", 4300)),
     ],
 )
 def test_a_file_of_something_else_is_refused(text, said, tmp_path):

@@ -406,9 +406,14 @@ def test_runs_start_from_weights(finished, tmp_path, monkeypatch):
     kept.export("elsewhere/w.safetensors", client=int(np.argmax(kept.state.cluster != kept.state.cluster[0])))
     with pytest.raises(ValueError, match=mentions("weights", "file", "changed")):
         jaxfl.run_named("fedavg", "rotated-digits", **moved | {"rounds": 4})
+    shutil.copy("elsewhere/w.safetensors", "b")  # as an export into the folder of the run
     again = jaxfl.load("b")  # by its copy, whatever is in the file
     assert again.resume(rounds=4).summary["rounds"] == 4
-    assert again.job.settings.run["weights"] == str(tmp_path / "b" / "w.safetensors")
+    copy = Path(again.job.settings.run["weights"])
+    assert copy.parts[-3:] == ("b", f"weights-{config['weights_checksum']}", "w.safetensors")
+    copy.replace("b/w.safetensors")  # where an older version has kept it
+    copy.parent.rmdir()
+    assert jaxfl.load("b").params(client=0)
     Path("b/w.safetensors").unlink()
     with pytest.raises(ValueError, match=mentions("weights", "changed", "copy")):
         jaxfl.load("b").params(client=0)
@@ -438,6 +443,27 @@ def test_weights_of_another_network_are_refused(held, said, tmp_path, monkeypatc
         jaxfl.models.load_weights("w.safetensors", like)
     with pytest.raises(ValueError, match=mentions("weights", "gone.safetensors")):
         jaxfl.models.load_weights("gone.safetensors", like)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"rounds": "4"}, ("rounds", "4")),
+        ({"cohort": None}, ("cohort", "null")),
+        ({"method": 3}, ("method", 3)),
+        ({"weights_file": ["w"]}, ("weights_file", "a list")),
+        ({"method.num_clusters": {"a": [1]}}, ("num_clusters",)),
+        ({"method.later": 1}, ("later",)),
+        ({"seed": ...}, ("lacks seed",)),
+    ],
+)
+def test_a_config_that_is_damaged_or_of_another_version_is_named(finished, tmp_path, change, said):
+    folder = shutil.copytree(finished[0], tmp_path / "a")
+    config = json.loads((folder / "config.json").read_text()) | change
+    text = json.dumps({name: value for name, value in config.items() if value is not ...})
+    (folder / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=mentions(folder / "config.json", *said)):
+        jaxfl.load(folder).params(client=0)
 
 
 def test_the_folder_of_several_seeds_is_no_run(tmp_path):

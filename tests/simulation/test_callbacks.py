@@ -1,10 +1,12 @@
 """What looks on says what happens, and the loggers get the numbers of every evaluation."""
 
 import contextlib
+import errno
 import io
 import re
 import sys
 import types
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +15,7 @@ import optax
 import pytest
 
 import jaxfl
-from jaxfl.simulation import callbacks
+from jaxfl.simulation import callbacks, loggers
 from jaxfl.simulation.callbacks import ProgressBar
 from jaxfl.simulation.records import checkpoint
 from jaxfl.simulation.result import Event
@@ -354,6 +356,26 @@ def test_the_best_of_a_run_replaces_no_other_run(tmp_path):
         jaxfl.run(method, data, rounds=3, eval_every=1, checkpoint_dir=own, callbacks=[best])
 
 
+def test_a_full_disk_is_told_with_the_file_that_it_lacks_room_for(tmp_path, monkeypatch):
+    data = jaxfl.data.load("rotated-digits", num_clients=4, rows_per_client=20)
+    task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
+    method, save = jaxfl.methods.fedavg(task, optax.sgd(0.1)), checkpoint.save
+
+    def full(folder, *given):
+        if folder.name == "best":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(folder, *given)
+
+    monkeypatch.setattr(checkpoint, "save", full)
+    best, run = callbacks.BestCheckpoint(tmp_path / "best"), tmp_path / "run"
+    with pytest.raises(OSError, match=mentions("folder", tmp_path / "best", "No space left", "round 1", run)):
+        jaxfl.run(method, data, rounds=2, eval_every=1, checkpoint_dir=run, callbacks=[best])
+    table = callbacks.csv(tmp_path / "log.csv")
+    monkeypatch.setattr(loggers, "_table_row", lambda *given: full(Path("best")))
+    with pytest.raises(OSError, match=mentions(tmp_path / "log.csv", "No space left")):
+        table(EVENTS[1])
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -451,6 +473,38 @@ def test_seeds_wait_apart_and_a_loss_should_fall():
         callbacks.EarlyStopping(1.5)
     with pytest.raises(ValueError, match=mentions("seconds", 0)):
         callbacks.TimeLimit(0)
+
+
+def test_a_time_limit_says_whether_it_has_ended_a_run():
+    limit = callbacks.TimeLimit(10)
+    told = [limit(Event(done, 3, 1, 0.5, 1.0, None, seconds=seconds)) for done, seconds in ((1, 5.0), (3, 20.0))]
+    assert told == [False, True] and not limit.reached, "all rounds were made"
+    assert limit(Event(2, 3, 1, 0.5, 1.0, None, seconds=20.0)) and limit.reached
+
+
+class Unwritable(io.StringIO):
+    """A stream on a full disk or a closed pipe."""
+
+    terminal = False
+
+    def isatty(self):
+        return self.terminal
+
+    def write(self, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_progress_that_cannot_be_written_is_dropped(terminal, monkeypatch):
+    file = Unwritable()
+    file.terminal = terminal
+    with ProgressBar(file) as bar:
+        for event in EVENTS:
+            bar(event)
+    assert bar.records == {} and bar._show is None
+    monkeypatch.setattr(sys, "stderr", None)  # of a process without one
+    with ProgressBar() as bar:
+        bar(EVENTS[0])
 
 
 def test_all_rows_are_not_compared_with_some(tmp_path):

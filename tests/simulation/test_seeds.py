@@ -189,6 +189,22 @@ def test_a_seed_that_diverges_leaves_the_others_alone(apart, side_by_side, tmp_p
     assert checkpoint.newest(tmp_path / "seed-0") is None
 
 
+def test_where_a_seed_has_diverged_the_others_are_saved_when_stopped(side_by_side, tmp_path):
+    bad = replace(DATA, inputs=np.full_like(DATA.inputs, 1e30))
+
+    def press(event):
+        if event.round == 4:
+            signal.raise_signal(signal.SIGINT)
+
+    options = {**OPTIONS, "rounds": 6, "checkpoint_dir": tmp_path, "seeds": SEEDS}
+    with pytest.raises(KeyboardInterrupt, match=mentions("round 4 of 6", "checkpoint is of round 4")):
+        jaxfl.run(METHOD, [DATA, bad], callbacks=[press], **options)
+    assert checkpoint.newest(tmp_path / "seed-0") is None
+    with pytest.raises(jaxfl.Diverged) as raised:
+        jaxfl.run(METHOD, [DATA, bad], resume=True, **options)
+    assert raised.value.outcomes[0].summary["rounds"] == 6 and raised.value.outcomes[1] is raised.value
+
+
 def test_seeds_that_do_not_fit_go_on_one_after_another(apart, side_by_side, monkeypatch):
     free = iter([100])
     monkeypatch.setattr(program, "available_bytes", lambda: next(free, None))

@@ -16,17 +16,27 @@ import os
 import shutil
 import socket
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from jaxfl.files import crc, is_empty, own_names, remove_partials, write_own_names
+from jaxfl.files import copy_path, crc, is_empty, own_names, remove_partials, write_own_names
 from jaxfl.simulation.host.rows import NAME as ROWS
 from jaxfl.simulation.records import checkpoint
 from jaxfl.simulation.records.checkpoint import Saved
-from jaxfl.simulation.records.history import CLUSTERS, History, read_back, read_json, read_records, write_json
+from jaxfl.simulation.records.history import (
+    CLUSTERS,
+    NUMBER,
+    EntryTypes,
+    History,
+    check_entries,
+    read_back,
+    read_json,
+    read_records,
+    write_json,
+)
 from jaxfl.simulation.records.identity import FIELDS
 from jaxfl.typing import Params
 
@@ -67,7 +77,8 @@ def lock_folder(folder: Path, argument: str) -> Iterator[None]:
     try:
         if lock.lock_counter == 1:
             since = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
-            _write_lock(path, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}))
+            with contextlib.suppress(PermissionError):  # Windows: nobody may write to a locked file, nor read it
+                _write_lock(path, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}))
         yield
     finally:
         if lock.lock_counter == 1:
@@ -98,6 +109,23 @@ OLDER_FILES = (  # of the jobs of versions that did not list their files
     *RUN_FILES, CONFIG, SUMMARY, "clients.csv", "log.csv", "index.html", "convergence.png", "clusters.png",
     "alluvial.png", "confusion.png", "personalisation.png", "classes.png", "similarity.png",
 )  # fmt: skip
+CONFIG_TYPES: EntryTypes = {
+    "method|data": (str,),
+    "rounds|seed": (int,),
+    "cohort": (int, float),
+    "eval_every|checkpoint_every": (int, type(None)),
+    "data_dir|model|optimizer|server_optimizer": (str, type(None)),
+    ".*_(file|checksum|sha256)": (str,),
+}
+_METRICS = r"(.*_)?(micro|macro|std|worst_decile|p\d+)_.*|(.*_)?(loss|seconds|bytes)"
+SUMMARY_TYPES: EntryTypes = {
+    "method|data": (str,),
+    "rounds|seed|rounds_asked|num_clients|eval_clients|seeds_together": (int,),
+    "cohort": (int, float),
+    "options": (dict,),
+    "lower_is_better": (list,),
+    f"{_METRICS}|seconds_per_round|num_clusters|ari|nmi|purity": NUMBER,
+}
 HEADER_TYPES = {"identity": dict, "round": int, "tally": dict, "records": int}  # of a run's checkpoint
 # Of a config and of an identity: where rows lie, on which devices clients are trained, and how many side by side.
 MACHINE_OPTIONS = ("run.resident", "run.devices", "run.chunk")
@@ -346,11 +374,28 @@ class RunDirectory:
 
     def config(self) -> dict[str, Any] | None:
         """Returns the config of the run; None if nothing was written."""
-        return read_json(self.path / CONFIG)
+        return self._read(CONFIG, CONFIG_TYPES)
 
     def summary(self) -> dict[str, Any] | None:
-        """Returns the summary of the run; None if it has not ended."""
-        return read_json(self.path / SUMMARY)
+        """Returns the summary of the run, or of the seeds below the directory; None if it has not ended."""
+        return self._read(SUMMARY, SUMMARY_TYPES)
+
+    def _read(self, name: str, entry_types: EntryTypes) -> dict[str, Any] | None:
+        """Returns the content of a JSON file of the directory; None if there is no file.
+
+        Raises:
+            ValueError: it is no JSON, or an entry has another type than it must.
+        """
+        content = read_json(self.path / name)
+        try:
+            if content is not None and "seeds" not in content:  # of several, a number is its mean and deviation
+                check_entries(content, entry_types)
+        except ValueError as error:
+            raise ValueError(
+                f"{self.path / name} is damaged, or not of this version of jaxfl: {error}; put it back as it was, or "
+                "choose another directory."
+            ) from error
+        return content
 
     def history(self, rounds: int = 0) -> History:
         """Returns the history of the first `rounds`, which writes later records to its file."""
@@ -363,15 +408,23 @@ class RunDirectory:
             write_json(self.path / CONFIG, config)
 
     @contextlib.contextmanager
-    def configured(self, config: dict[str, Any]) -> Iterator[None]:
-        """Writes the config; if a run ends with an error before it has saved anything, the old config is restored."""
+    def configured(self, config: dict[str, Any]) -> Iterator[Callable[[], None]]:
+        """Writes the config; if a run ends with an error before it has saved anything, the old config is restored.
+
+        Yields:
+            What restores it, for a run of several seeds in one program: its error does not end the others.
+        """
         before, saved = self.config(), self._saved_at()
-        self.write_config(config)
-        try:
-            yield
-        except BaseException:
+
+        def restore() -> None:
             if before is not None and self._saved_at() == saved:
                 self.write_config(before)
+
+        self.write_config(config)
+        try:
+            yield restore
+        except BaseException:
+            restore()
             raise
 
     def _saved_at(self) -> int | None:
@@ -414,7 +467,8 @@ class RunDirectory:
         for name in _differing_names(saved, wanted)[:1]:
             owner, _, checksum = name.partition("_")
             if checksum == "checksum" and saved.get(name) and wanted.get(name):
-                copy = self.path / str(saved.get(owner, "")).rpartition(":")[0]
+                address = str(saved.get(owner) or saved.get(f"run.{owner}"))
+                copy = copy_path(self.path, address.rpartition(":")[0] or address, saved[name])
                 kept = copy.is_file() and crc(copy.read_bytes()) == saved[name]
                 back = f"put it back (a copy is {copy})" if kept else "put it back"
                 raise ValueError(

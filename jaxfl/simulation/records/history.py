@@ -8,7 +8,8 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,17 @@ if TYPE_CHECKING:
     import pandas
 
 CLUSTERS = "clusters.jsonl"  # beside the history
+MAX_CLUSTER = 1 << 24  # a cluster is the index of a slot, and there are no more
 MAX_FOLLOWED = 10_000  # clients whose clusters are kept at every evaluation; of more, none are
+
+EntryTypes = Mapping[str, tuple[type, ...]]
+NUMBER = (int, float, type(None))  # null is a number that is not finite, or not known
+JSON_NOUNS = {
+    **{int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "null"},
+    **{dict: "an object", list: "a list"},
+}
+RECORD_TYPES: EntryTypes = {"round": (int,), "clusters?": (list,), "(?!round$|clusters?$).*": (*NUMBER, bool)}
+CLUSTER_TYPES: EntryTypes = {"clusters": (dict,), ".*": NUMBER}
 
 
 class History:
@@ -186,6 +197,29 @@ def read_json(path: Path) -> dict[str, Any] | None:
         raise ValueError(f"{path} is no JSON ({error}); remove it or choose another directory.") from error
 
 
+def check_entries(content: Mapping[str, Any], entry_types: EntryTypes) -> None:
+    """Raises ValueError if an entry has another type than it must; entries without a type, and missing ones, pass.
+
+    Args:
+        content: from JSON.
+        entry_types: what an entry may be, by the pattern that its whole name matches.
+
+    >>> check_entries({"rounds": 3, "seed": "zero", "note": []}, {"rounds|seed": (int,)})
+    Traceback (most recent call last):
+    ValueError: seed must be a whole number, got "zero"
+    """
+    for pattern, types in entry_types.items():
+        for name, value in content.items():
+            if type(value) not in types and re.fullmatch(pattern, name, re.DOTALL):
+                wanted = " or ".join(JSON_NOUNS[one] for one in types)
+                raise ValueError(f"{name} must be {wanted}, got {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    """Returns a value of JSON for a message."""
+    return JSON_NOUNS[type(value)] if isinstance(value, dict | list) else json.dumps(value)[:100]
+
+
 def json_ready(value: Any) -> Any:
     """Returns a value as JSON can represent it: NaN and infinity become null.
 
@@ -212,8 +246,11 @@ def _parse_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
     """Returns the record of a line."""
     try:
         record = bounded.parse_json(line)
-        if not isinstance(record, dict) or not isinstance(record.get("round"), int):
+        if not isinstance(record, dict) or "round" not in record:
             raise ValueError("a record has a round")
+        check_entries(record, RECORD_TYPES)
+        for cluster in record.get("clusters", ()):
+            check_entries(cluster if isinstance(cluster, dict) else {"clusters": cluster}, CLUSTER_TYPES)
     except ValueError as error:
         raise ValueError(
             f"{path} is no history of a run, or a damaged one: line {number} is no record ({error}); put the file back "
@@ -230,7 +267,7 @@ def _read_moves(path: Path) -> list[dict[str, Any]]:
         found = np.array([move.get("cluster") for move in moves])
     except ValueError:  # lines of several lengths
         found = np.zeros(0)
-    if moves and (found.ndim, found.dtype.kind) != (2, "i"):
+    if moves and ((found.ndim, found.dtype.kind) != (2, "i") or found.max(initial=0) >= MAX_CLUSTER):
         raise ValueError(f"{beside} must hold the cluster of every client in each line; put it back, or remove it.")
     return moves
 

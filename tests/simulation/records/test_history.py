@@ -108,10 +108,10 @@ def test_clusters_of_many_clients_are_not_kept(tmp_path):
     assert history.clusters.tolist() == [[-1, -1], [0, 0]]
 
 
-@pytest.mark.parametrize("cluster", ["[0]", "[0, null]", "[0, 1e9]", "7", '["a", "b"]', f"[0, {10**30}]"])
+@pytest.mark.parametrize("cluster", ["[0]", "[0, null]", "[0, 1e9]", "7", '["a", "b"]', f"[0, {10**9}]", f"[{10**30}]"])
 def test_a_damaged_file_of_clusters_is_refused(tmp_path, cluster):
     filled(tmp_path / "history.jsonl")
     lines = f'{{"round": 2, "cluster": [0, 0]}}\n{{"round": 3, "cluster": {cluster}}}\n'
     (tmp_path / "clusters.jsonl").write_text(lines)
-    with pytest.raises(ValueError, match=mentions("clusters.jsonl", "cluster")):
+    with pytest.raises(ValueError, match=mentions("clusters.jsonl", "64 bits" if "0" * 30 in cluster else "cluster")):
         _ = History(tmp_path / "history.jsonl").clusters
