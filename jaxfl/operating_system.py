@@ -1,4 +1,4 @@
-"""What operating systems have in different ways, each with a fallback where one of them has it not.
+"""Differences between operating systems, each with a fallback where one of them lacks what the others have.
 
 This module imports nothing that takes time: the command line needs it before it imports JAX.
 """

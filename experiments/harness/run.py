@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from experiments.harness import base, others, report, results, studies
 from experiments.harness.base import Cell, Study
-from jaxfl.cli import signals
+from jaxfl.cli.signals import exit_status
 from jaxfl.cli.tables.console import progress_message, stderr
 from jaxfl.data.clients import FederatedData
 from jaxfl.jobs import job as jobs
@@ -25,7 +25,7 @@ from jaxfl.jobs.job import Job
 from jaxfl.sampling import cohort_size
 from jaxfl.settings import options
 from jaxfl.simulation.callbacks import ProgressBar
-from jaxfl.simulation.interrupts import Stopped
+from jaxfl.simulation.interrupts import Stopped, answered_signal
 from jaxfl.simulation.result import Result
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def reproduce(
         items: `key=value` of that method.
 
     Returns:
-        The exit code: 0 done, 1 some run failed, 130 interrupted, 143 terminated.
+        The exit status: 0 done, 1 some run failed, `signals.exit_status` after a signal.
 
     Raises:
         ValueError: an unknown name or scale, or a pattern that matches nothing, or seeds that no cell has.
@@ -97,7 +97,7 @@ def reproduce(
             result = _run(one.job, held, label)
         except Stopped as stopped:
             _say(console, f"{label} interrupted after round {stopped.round}; the same command goes on", style="yellow")
-            return 128 + stopped.number
+            return exit_status(stopped.number)
         except Exception as error:  # whatever it is, the other runs go on, and the exit code tells
             failure = results.failure_line(one.cell, one.job, error)
             results.append(folder / results.FAILURES, failure)
@@ -114,7 +114,7 @@ def reproduce(
             studies.write(folder, study, data_dir)
         except Stopped as stopped:
             _say(console, f"{study.label}: interrupted; the same command makes it again", style="yellow")
-            return 128 + stopped.number
+            return exit_status(stopped.number)
         except Exception as error:  # as above
             failed += 1
             _say(console, f"{study.label} failed: {type(error).__name__}: {error}", style="red")
@@ -180,10 +180,10 @@ def _forget(job: Job) -> None:
 
 def _asked_to_stop(console: "Console") -> int:
     """Returns the exit code if a signal came when the run before was whole, and says so; else 0."""
-    if not (number := signals.answered_signal()):
+    if not (number := answered_signal()):
         return 0
     _say(console, "interrupted; the same command goes on", style="yellow")
-    return 128 + number
+    return exit_status(number)
 
 
 def _clean(job: Job) -> None:

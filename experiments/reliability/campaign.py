@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from jaxfl.simulation import interrupts
+
 
 def parser(description: str | None) -> argparse.ArgumentParser:
     """Returns the options that all campaigns have."""
@@ -20,7 +22,13 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def heed_signals() -> None:
-    """Lets this process and those that it begins be interrupted, where `nohup` or `&` have switched that off."""
+    """Lets this process be interrupted, and those that it begins be stopped, where `nohup` or `&` have switched it off.
+
+    A signal that is ignored is ignored by the processes that this one begins; one that is handled is not.
+    """
+    for number in interrupts.SIGNALS:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

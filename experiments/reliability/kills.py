@@ -4,12 +4,13 @@
     python -m experiments.reliability.kills --first 7 --jobs 1
 
 A job is a command line: a method, in turn, with some conditions at the clients. It is run undisturbed, and again with a
-signal (SIGKILL, SIGTERM, SIGINT) to each of its first processes: half of them at any moment, imports and compiling
-included, half while rounds are made. What is left is resumed. Job i of a seed is always the same, its instants are not.
+signal (SIGKILL, and all that a run is saved at) to each of its first processes: half of them at any moment, imports
+and compiling included, half while rounds are made. What is left is resumed. Job i of a seed is always the same, its
+instants are not.
 
-A finding is: another state or history than the undisturbed run's, bit for bit (times apart); an exit code other than
-130 after SIGINT and 143 after SIGTERM (but where Python itself begins or, all being done, ends: then it may be ended by
-the signal); a process that prints a traceback or "Exception ignored", or that does not end.
+A finding is: another state or history than the undisturbed run's, bit for bit (times apart); an exit status other than
+that of the signal, see `jaxfl.cli.signals.exit_status` (but where Python itself begins or, all being done, ends: then
+it may be ended by the signal); a process that prints a traceback or "Exception ignored", or that does not end.
 """
 
 import collections
@@ -26,14 +27,16 @@ from typing import Any, NamedTuple
 
 from experiments.reliability.campaign import heed_signals, parser, until
 from experiments.speed import measure
+from jaxfl.cli.signals import exit_status
 from jaxfl.methods import METHODS
+from jaxfl.simulation import interrupts
 from jaxfl.simulation.records import checkpoint
 from jaxfl.simulation.records.directory import RunDirectory
 from jaxfl.simulation.records.history import History
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = 2000
-SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGKILL, *interrupts.SIGNALS)
 EACH = 4  # signals to a job
 PATIENCE = 300  # seconds that a process may take, and that one may take to end after a signal
 CONDITIONS = (
@@ -141,7 +144,7 @@ def fault(ended: Ended, number: int | None) -> str:
             return f"{word} in {ended.moment}"
     if number is None:
         return "" if ended.code == 0 else f"ended with {ended.code} without a signal"
-    expected = {-number} if number == signal.SIGKILL else {128 + number}
+    expected = {-number} if number == signal.SIGKILL else {exit_status(number)}
     if number != signal.SIGKILL and ended.moment in BEGINNING:
         expected |= {-number}
     if "pictures:" in ended.told and ended.after <= 1:  # all was done but the last words; or the signal was swallowed

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from jaxfl.cli import completion, experiments, signals
+from jaxfl.cli import completion, experiments, signals, streams
 from jaxfl.cli.errors import refuse_empty_words, refuse_setting, reported_errors
 
 SEEDS = "S,S,S-S"
@@ -158,7 +158,11 @@ def run_command(
         typer.Option(help="Folder for configuration, history, checkpoints, summary and pictures.", metavar="DIR"),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from the checkpoint in --out, with the same results bit for bit.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue from the checkpoint in --out, with the same results bit for bit; start where there is none.",
+        ),
     ] = False,
     eval_every: EvalEvery = None,
     checkpoint_every: Annotated[
@@ -174,7 +178,10 @@ def run_command(
     ] = None,
     time_limit: Annotated[
         str | None,
-        typer.Option(help="Stop each run after this time and keep its results.", metavar="30m|2h|90s"),
+        typer.Option(
+            help="Stop each run after this time and keep its results; the exit status is then 75 with --out.",
+            metavar="30m|2h|90s",
+        ),
     ] = None,
     html: Annotated[
         bool,
@@ -209,10 +216,12 @@ def run_command(
     """
     from jaxfl.cli.hosts import joined_processes
 
+    if out is not None:
+        streams.results_are_in_files()
     with reported_errors(), joined_processes(processes, process, coordinator):
         from jaxfl.cli.run import run
 
-        complete = run(
+        status = run(
             method,
             data,
             items or (),
@@ -231,8 +240,8 @@ def run_command(
             html=html,
             quiet=quiet,
         )
-        if not complete:
-            raise typer.Exit(1)
+        if status:
+            raise typer.Exit(status)
 
 
 @app.command("sweep", cls=SettingsCommand)
@@ -276,6 +285,7 @@ def sweep_command(
     command continues after an interruption and repeats no finished run; with more values or seeds, only the new ones
     are run. [bold]jaxfl compare runs/sweep --latex table.tex[/] then writes the table.
     """
+    streams.results_are_in_files()
     with reported_errors():
         from jaxfl.cli.sweep import sweep
 
@@ -498,6 +508,7 @@ def reproduce_command(
     Example: [bold]jaxfl reproduce ifca[/]. Results are appended to results.jsonl. The same command continues after an
     interruption, and does nothing if no number is missing. The exit status is 1 if a run failed.
     """
+    streams.results_are_in_files()
     with reported_errors():
         status = experiments.reproduce(
             name,
@@ -524,6 +535,7 @@ def report_command(
     clone: Clone = None,
 ) -> None:
     """Compare the results with the numbers of the papers: tables, pictures and a page. Nothing is trained."""
+    streams.results_are_in_files()
     with reported_errors():
         experiments.report(name, scale, out, clone)
 

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from jaxfl.cli.signals import exit_status
 from jaxfl.settings import user_code
 from jaxfl.simulation.interrupts import Stopped
 
@@ -17,7 +18,7 @@ def reported_errors() -> Iterator[None]:
     """Prints an error of the library as one red line, a warning as a yellow one.
 
     Raises:
-        typer.Exit: with 2 after an error, with 130 or 143 after a run that a signal has stopped.
+        typer.Exit: with 2 after an error, with `signals.exit_status` after a run that a signal has stopped.
     """
     import typer
 
@@ -25,8 +26,6 @@ def reported_errors() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.showwarning = _print_warning
             yield
-    except BrokenPipeError:  # of `jaxfl ... | head`: typer ends quietly
-        raise
     except (ValueError, OSError, MemoryError, ImportError) as error:
         _print_styled(f"error: {' '.join(str(error).split())}{user_code.error_location(error)}", "red")
         _exit_if_distributed(2)
@@ -36,7 +35,7 @@ def reported_errors() -> Iterator[None]:
             _exit_if_distributed(1, error)
         raise
     except Stopped as stopped:  # what is saved is printed already
-        raise typer.Exit(128 + stopped.number) from None
+        raise typer.Exit(exit_status(stopped.number)) from None
 
 
 def _print_warning(message: Warning | str, *place: Any) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxfl import data as federations
-from jaxfl.cli import run_page, signals, tables
+from jaxfl.cli import run_page, tables
+from jaxfl.cli.signals import TRY_AGAIN
 from jaxfl.cli.tables.console import print_table, progress_message, stderr, stdout
 from jaxfl.data.clients import FederatedData
 from jaxfl.jobs import job
@@ -20,7 +21,7 @@ from jaxfl.settings import options
 from jaxfl.simulation import loggers
 from jaxfl.simulation.callbacks import EarlyStopping, ProgressBar, TimeLimit
 from jaxfl.simulation.evaluation.metrics import main_metric
-from jaxfl.simulation.interrupts import Stopped
+from jaxfl.simulation.interrupts import Stopped, answered_signal
 from jaxfl.simulation.progress import Diverged
 from jaxfl.simulation.result import RECOVERED, Callback, Event, Result, exit_callbacks
 from jaxfl.simulation.seeds import seeds_per_program
@@ -59,8 +60,8 @@ def run(
     time_limit: str | None,
     html: bool,
     quiet: bool,
-) -> bool:
-    """Runs a method with one or several seeds and prints the results; returns whether no run has diverged.
+) -> int:
+    """Runs a method with one or several seeds and prints the results; returns the exit status.
 
     Args:
         method: its name, or `FILE.py:FACTORY`.
@@ -77,9 +78,12 @@ def run(
         checkpoint_every: rounds between checkpoints.
         log: names of `LOGGERS`.
         stop_early: as `callback_factory` takes it.
-        time_limit: as `callback_factory` takes it.
+        time_limit: as `parse_duration` reads it, or None.
         html: whether a page is written into the folder of each run.
         quiet: whether progress and notes are left out.
+
+    Returns:
+        0, or 1 if a run has diverged; 75 if one in a folder has used up its time, which the same command continues.
 
     Raises:
         ValueError: an argument is not allowed.
@@ -97,21 +101,24 @@ def run(
         job.check_jobs(jobs)
     else:
         job.check(jobs[0])
-    callbacks = callback_factory(log, stop_early, time_limit, jobs)
+    limit = None if time_limit is None else TimeLimit(parse_duration(time_limit))
+    callbacks = callback_factory(log, stop_early, limit, jobs)
     summaries = run_jobs(jobs, several=several, quiet=quiet, make_callbacks=callbacks, html=html)
     print_results(jobs, summaries, out, several=several, quiet=quiet, html=html)
-    return None not in summaries
+    if limit is not None and limit.reached and out is not None:
+        return TRY_AGAIN
+    return int(None in summaries)
 
 
 def callback_factory(
-    log: Sequence[str], stop_early: int | None, time_limit: str | None, jobs: Sequence[Job]
+    log: Sequence[str], stop_early: int | None, limit: TimeLimit | None, jobs: Sequence[Job]
 ) -> CallbackFactory:
     """Returns a function that creates the callbacks of the jobs of one program.
 
     Args:
         log: names of `LOGGERS`.
         stop_early: evaluations without a better value of the task's main metric; None never ends a run.
-        time_limit: as `parse_duration` reads it, or None.
+        limit: of each run, or None.
         jobs: all jobs of the command.
 
     Raises:
@@ -124,14 +131,13 @@ def callback_factory(
         if name in FOLDER_LOGGERS and jobs[0].out is None:
             raise ValueError(f"log={name} writes into the folder of the run; add --out DIR.")
         loggers.check_installed(name)
-    limit = None if time_limit is None else parse_duration(time_limit)
     if stop_early is not None and stop_early < 1:
         raise ValueError(f"stop_early must be at least 1 evaluation, got {stop_early}; leave it out to run all rounds.")
 
     def create(group: Sequence[Job]) -> list[Callback]:
         logs = [_SeedLoggers(LOGGERS[name], group) for name in log]
         stops = [] if stop_early is None else [EarlyStopping(stop_early)]
-        return [*logs, *stops, *([] if limit is None else [TimeLimit(limit)])]
+        return [*logs, *stops, *([] if limit is None else [limit])]
 
     return create
 
@@ -293,7 +299,7 @@ def _run_program(
 
 def _stop_if_signalled() -> None:
     """Raises `Stopped` if a signal arrived in the last round of an earlier run: it is complete, no other is started."""
-    if number := signals.answered_signal():
+    if number := answered_signal():
         stderr().print("interrupted; the last run is complete, no other was started", style="yellow", soft_wrap=True)
         stopped = Stopped(0, 0, 0)
         stopped.number = number

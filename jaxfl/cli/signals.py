@@ -1,41 +1,42 @@
-"""Signal handling of the command line: Ctrl-C and SIGTERM, from the start of the process.
+"""Signal handling of the command line, from the start of the process: Ctrl-C, SIGTERM, SIGHUP, SIGUSR1 and others.
 
 A run with finished rounds saves them and stops, see `jaxfl.simulation.interrupts`. At any other moment, and at the
-second signal, the process ends at once: with status 130 after Ctrl-C, with 143 after SIGTERM. Python's own handlers
-wait while JAX compiles or computes a round; a thread that reads signals from a pipe does not.
+second Ctrl-C or SIGTERM, the process ends at once. `exit_status` says how. Python's own handlers wait while JAX
+compiles or computes a round; a thread that reads signals from a pipe does not.
 """
 
 import contextlib
 import os
 import signal
 import threading
-from types import FrameType
 
+from jaxfl.operating_system import signal_descriptor, signal_numbers
 from jaxfl.simulation import interrupts
 
-_exit_note, _answered = "", 0
+TRY_AGAIN = 75  # exit status of a run that has used up its time (`EX_TEMPFAIL`): the same command continues it
+_LIMITS = signal_numbers("SIGUSR1", "SIGXCPU")  # announce the end of the time that the run was given
+
+_exit_note = ""
+
+
+def exit_status(number: int) -> int:
+    """Returns the exit status of a process that a signal has stopped: 75 for SIGUSR1 and SIGXCPU, else 128 + number.
+
+    >>> exit_status(signal.SIGTERM), exit_status(signal.SIGUSR1)
+    (143, 75)
+    """
+    return TRY_AGAIN if number in _LIMITS else 128 + number
 
 
 def install() -> None:
     """Installs the handlers. Signals that are ignored, as under `nohup` or a shell's `&`, stay ignored."""
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    reader = signal_descriptor()
+    if reader is None:
+        return
     for number in interrupts.SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, handle)
+            signal.signal(number, interrupts.note_answered)
     threading.Thread(target=_watch_signals, args=(reader,), name="signals", daemon=True).start()
-
-
-def handle(number: int, frame: FrameType | None) -> None:
-    """Records a signal that a run has answered; at any other moment the thread ends the process."""
-    global _answered
-    _answered = number
-
-
-def answered_signal() -> int:
-    """Returns the number of the signal that arrived in the last round of a run, which is complete then; 0 if none."""
-    return _answered
 
 
 def set_exit_note(note: str) -> None:
@@ -45,23 +46,25 @@ def set_exit_note(note: str) -> None:
 
 
 def _watch_signals(reader: int) -> None:
-    """Ends the process at a signal; where a run has unsaved rounds, at the second one."""
-    warned = False
+    """Ends the process at a signal; where a run has unsaved rounds, at the second one that is no announcement."""
+    warned = pressed = False
     while True:
         number = os.read(reader, 1)[0]
         if number not in interrupts.SIGNALS:
             continue  # another signal, such as of a resized window
-        if warned or not interrupts.at_stake():
+        notice = number in interrupts.NOTICES
+        if not interrupts.at_stake() or (pressed and not notice):
             _exit_at_once(number)
-        warned = True
-        _write_line("stopping after this round; a second signal ends at once")
+        if not warned:
+            _write_line("stopping after this round; a second Ctrl-C or SIGTERM ends at once")
+        warned, pressed = True, pressed or not notice
 
 
 def _exit_at_once(number: int) -> None:
     """Ends the process, regardless of other threads."""
     cursor = "\x1b[?25h" if os.isatty(2) else ""  # a progress bar hides it
     _write_line(f"{cursor}interrupted{_exit_note}")
-    os._exit(128 + number)
+    os._exit(exit_status(number))
 
 
 def _write_line(text: str) -> None:

@@ -1,9 +1,13 @@
-"""Ctrl-C and SIGTERM while a run goes on: noted at once, answered after a whole round.
+"""Signals while a run goes on: noted at once, answered after a whole round.
 
 An exception that a signal's handler raises may come out anywhere, in a callback of JAX too, which prints it and goes
 on. So the handler of a run notes the signal and raises nothing. The run looks between two calls of its compiled rounds,
 about a second or one round apart, saves, and stops with `Stopped`. One whose rounds are all made is given back instead,
 with a warning: a handler of the caller's own was told of the signal, and may stop what comes after it.
+
+The signals are Ctrl-C and Ctrl-backslash, the SIGTERM of schedulers, the SIGHUP of a terminal that is closed or a
+connection that is lost, SIGUSR1, which SLURM sends some time before the end of a job if asked, and the SIGXCPU of a
+limit of processor time.
 
 This module imports nothing that takes time: the command line needs it before it imports JAX.
 """
@@ -14,7 +18,13 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C, and what schedulers send before they kill
+from jaxfl.operating_system import signal_numbers
+
+# Announcements: each may come several times (SIGXCPU does every second) and another signal after it, with time left.
+NOTICES = signal_numbers("SIGHUP", "SIGUSR1", "SIGXCPU")
+SIGNALS = (*signal_numbers("SIGINT", "SIGTERM", "SIGQUIT"), *NOTICES)
+# A caller's handler of another signal may mean anything, and not the end of the run.
+_ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopped(KeyboardInterrupt):
@@ -39,18 +49,19 @@ class Stopped(KeyboardInterrupt):
 class Deferred:
     """Signals that wait until the run can stop: a context manager, which raises `Stopped` at its end if one came.
 
-    The handlers that were there before are put back. One of the caller's own for SIGTERM is called first; where there
-    is none, SIGTERM ends the process, as it would have. A second signal is that of the handlers before, at once.
+    The handlers that were there before are put back. One of the caller's own for SIGINT or SIGTERM is called first;
+    where there is none, a signal ends the process, as it would have. A second SIGINT, SIGTERM or SIGQUIT is that of
+    the handlers before, at once.
 
-    Outside of the main thread, where Python lets nobody set handlers, and for signals that are ignored, it does
-    nothing.
+    Outside of the main thread, where Python lets nobody set handlers, for signals that are ignored (as under `nohup`),
+    and for other signals that the caller has a handler for, it does nothing.
 
     Args:
         stopped: makes the exception.
 
     Attributes:
         asked: whether a signal came, here or at another process of the run.
-        number: of the signal; 0 where none came.
+        number: of the first signal; 0 where none came.
         at_stake: whether stopping at once would lose rounds; the run says so.
 
     >>> with Deferred(lambda: Stopped(3, 20, saved=3)) as signals:
@@ -62,6 +73,7 @@ class Deferred:
         self.at_stake = False
         self._stopped = stopped
         self._number: int | None = None  # of a signal to this process
+        self._pressed = False  # whether one came that is no announcement
         self._heard = 0
         self._before: dict[int, Any] = {}
 
@@ -84,8 +96,7 @@ class Deferred:
         global _active
         if threading.current_thread() is threading.main_thread():
             before = {number: signal.getsignal(number) for number in SIGNALS}
-            # ignored ones stay so (nohup), and so do those that Python knows nothing of
-            self._before = {number: one for number, one in before.items() if one not in (signal.SIG_IGN, None)}
+            self._before = {number: handler for number, handler in before.items() if _may_take(number, handler)}
             for number in self._before:
                 signal.signal(number, self._note)
             _active = self
@@ -107,10 +118,12 @@ class Deferred:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         """Handles a signal."""
-        if self._number is not None:
-            self._put_back()
-            signal.raise_signal(number)
-        self._number = number
+        if number not in NOTICES:
+            if self._pressed:
+                self._put_back()
+                signal.raise_signal(number)
+            self._pressed = True
+        self._number = self._number or number
 
     def _put_back(self) -> None:
         global _active
@@ -121,8 +134,27 @@ class Deferred:
 
 
 _active: Deferred | None = None  # of the main thread; one that was asked stays: it is being answered
+_answered = 0
 
 
 def at_stake() -> bool:
     """Returns whether a run that has made rounds goes on, or stops because it was asked to."""
     return _active is not None and _active.at_stake
+
+
+def note_answered(number: int, frame: FrameType | None) -> None:
+    """Records a signal that a run has answered: the handler of the command line, for all signals."""
+    global _answered
+    _answered = number
+
+
+def answered_signal() -> int:
+    """Returns the number of the signal that arrived in the last round of a run, which is complete then; 0 if none."""
+    return _answered
+
+
+def _may_take(number: int, handler: Any) -> bool:
+    """Returns whether a run may take a signal from the handler that is there."""
+    if handler in (signal.SIG_IGN, None):  # ignored ones stay so (nohup), and so do those that Python knows nothing of
+        return False
+    return number in _ENDING or handler in (signal.SIG_DFL, note_answered)

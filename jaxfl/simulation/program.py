@@ -9,8 +9,6 @@ the last one: another seed costs no compilation and no memory.
 """
 
 import functools
-import resource
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -23,6 +21,7 @@ from jaxfl.client.fast import coordinates
 from jaxfl.cohort import Cohort, Plan, default_mesh
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Info, Method
+from jaxfl.operating_system import peak_memory
 from jaxfl.sampling import Sampler
 from jaxfl.simulation.processes import least
 from jaxfl.typing import Array, Key
@@ -388,12 +387,11 @@ def host_bytes() -> int | None:
 
 
 def peak_bytes() -> int:
-    """Returns the peak bytes of the device so far; of a CPU, those of this process."""
+    """Returns the peak bytes of the device so far; of a CPU, those of this process; 0 where they are unknown."""
     stats = jax.local_devices()[0].memory_stats() if jax.default_backend() != "cpu" else None
     if stats and "peak_bytes_in_use" in stats:
         return int(stats["peak_bytes_in_use"])
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # counts the program that started this one, too
-    return _proc_bytes("self/status", "VmHWM") or (peak if sys.platform == "darwin" else peak * 1024)
+    return _proc_bytes("self/status", "VmHWM") or peak_memory()
 
 
 def _proc_bytes(file: str, name: str) -> int | None:

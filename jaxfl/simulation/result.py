@@ -66,7 +66,7 @@ def summary_of(
         "total_seconds": clock.seconds,
         "evaluation_seconds": sum(clock.evaluations),
         "saving_seconds": sum(clock.savings),
-        "peak_bytes": peak_bytes(),
+        "peak_bytes": peak_bytes() or None,
         "device": jax.local_devices()[0].device_kind,
         "versions": {"python": sys.version.split()[0], "jax": jax.__version__, "numpy": np.__version__},
     }

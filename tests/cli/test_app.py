@@ -17,12 +17,12 @@ import pandas
 import pytest
 from typer.testing import CliRunner
 
-from jaxfl.cli import run, run_page, signals
+from jaxfl.cli import run, run_page
 from jaxfl.cli.app import app
 from jaxfl.data import federate, stored
 from jaxfl.jobs import job
 from jaxfl.settings import options
-from jaxfl.simulation import loop, program, rounds
+from jaxfl.simulation import interrupts, loop, program, progress, rounds
 from jaxfl.simulation.callbacks import ProgressBar
 from jaxfl.simulation.loggers import Logger
 from jaxfl.simulation.progress import Diverged
@@ -440,8 +440,8 @@ def test_a_run_that_is_whole_is_told_and_the_next_is_not_begun(tmp_path, monkeyp
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(ProgressBar, "__call__", interrupt)
-    monkeypatch.setattr(signals, "_answered", 0)
-    before = signal.signal(signal.SIGINT, signals.handle)
+    monkeypatch.setattr(interrupts, "_answered", 0)
+    before = signal.signal(signal.SIGINT, interrupts.note_answered)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("default")
@@ -535,6 +535,21 @@ def test_seeds_share_a_program(tmp_path, monkeypatch):
     for line in ("seed 0 round 2/2", "seed 3 round 2/2"):
         assert line in result.stderr
     assert json.loads((both / "summary.json").read_text())["rounds"] == 2
+    monkeypatch.setattr(progress, "divergence_reason", lambda *given, **named: "as if")
+    command[command.index("2")] = "3"
+    assert jaxfl(*command, tmp_path / "both", "--seeds", "0,3", "--resume").exit_code == 1
+    configs = [json.loads((both.with_name(name) / "config.json").read_text()) for name in ("seed-0", "seed-3")]
+    assert [one["rounds"] for one in configs] == [2, 2], "nothing of three rounds was saved"
+    assert jaxfl("compare", tmp_path / "both").exit_code == 0
+
+
+def test_a_time_limit_is_no_end(tmp_path):
+    command = ["run", "fedavg", *SMALL, "--rounds", "3", "--cohort", "2", "--eval-every", "1", "--resume", "--out"]
+    limited = jaxfl(*command, tmp_path / "a", "--time-limit", "0.001s")
+    assert limited.exit_code == 75 and "after round 1 of 3; the same command continues" in limited.stderr
+    assert jaxfl(*command, tmp_path / "a", "--time-limit", "1h").exit_code == 0
+    assert jaxfl(*command, tmp_path / "a", "--time-limit", "0.001s").exit_code == 0, "no round is left"
+    assert jaxfl(*command[:-2], "--time-limit", "0.001s").exit_code == 0, "there is nothing to continue"
 
 
 def test_one_seed_has_no_deviation(tmp_path):

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -35,7 +36,11 @@ def end(process):
     return process.returncode, said
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGQUIT: 131}
+CODES |= {signal.SIGUSR1: 75, signal.SIGXCPU: 75}
+
+
+@pytest.mark.parametrize(("number", "code"), CODES.items())
 @pytest.mark.parametrize("moment", ["idle", "nothing at stake"])
 def test_where_nothing_is_at_stake_the_process_ends_at_once(number, code, moment):
     process = start(IDLE if moment == "idle" else READY + BEGUN.format(at_stake=False, then="time.sleep(60)"))
@@ -56,10 +61,28 @@ def test_a_run_stops_by_itself_and_a_second_signal_ends_it_at_once():
     assert "Stopped: stopped after round 1 of 2" in said and "interrupted" not in said
 
 
-def test_ignored_signals_stay_ignored():
-    process = start("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)" + IDLE)
-    process.send_signal(signal.SIGINT)
+def test_announcements_may_be_repeated_and_leave_time_for_the_signal_after_them():
+    process = start(READY + BEGUN.format(at_stake=True, then="time.sleep(60)"))
+    process.send_signal(signal.SIGUSR1)
+    assert process.stdout.readline() == "\n"
+    for number in (signal.SIGUSR1, signal.SIGXCPU, signal.SIGHUP, signal.SIGTERM):  # a time limit, and its end
+        process.send_signal(number)
+        time.sleep(0.1)
+        assert process.poll() is None, number
     process.send_signal(signal.SIGTERM)
+    code, told = end(process)
+    assert code == 143 and told.count("stopping after this round") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])  # as behind a shell's &, or nohup
+@pytest.mark.parametrize("code", [IDLE, READY + BEGUN.format(at_stake=True, then="")])
+def test_ignored_signals_stay_ignored(number, code):
+    process = start(f"import signal; signal.signal({int(number)}, signal.SIG_IGN)" + code)
+    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
+    if "deferred" in code:
+        assert "Stopped: stopped after round 1 of 2" in end(process)[1]
+        return
     assert end(process)[0] == 143
 
 

@@ -3,6 +3,7 @@
 import doctest
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -68,6 +69,16 @@ def call(words):
     with pytest.raises(SystemExit) as left:
         main(words)
     assert left.value.code in (0, None)
+
+
+@pytest.mark.parametrize(("status", "requeued"), [(0, ""), (1, ""), (75, "requeue 7"), (143, "")])
+def test_a_job_that_has_used_up_its_time_is_put_into_the_queue_again(status, requeued, tmp_path):
+    scripts = re.findall(r"^```bash\n(.*?)^```", _read("howto/hosts.md"), re.MULTILINE | re.DOTALL)
+    stubs = f"srun() {{ return {status}; }}; scontrol() {{ echo $*; }}; SLURM_JOB_ID=7; "
+    stubs += "SLURM_ARRAY_JOB_ID=7; SLURM_ARRAY_TASK_ID=3\n"
+    for script, end in zip(scripts, ("", "_3"), strict=True):
+        done = subprocess.run(["bash", "-c", stubs + script], capture_output=True, text=True, cwd=tmp_path)
+        assert (done.returncode, done.stdout.strip()) == (status, requeued and requeued + end), done.stderr
 
 
 def trace(one, rows, callbacks=(), tools=None):

@@ -378,7 +378,7 @@ def test_some_seeds_are_those_of_the_cells_that_have_them():
 
 def test_a_signal_in_the_last_round_of_a_run_keeps_it_and_begins_no_other(small, tmp_path, monkeypatch, capsys):
     _, made = small
-    monkeypatch.setattr(run.signals, "answered_signal", lambda: signal.SIGTERM if made else 0)
+    monkeypatch.setattr(run, "answered_signal", lambda: signal.SIGTERM if made else 0)
     assert run.reproduce("small", "paper", out=tmp_path) == 143
     assert made == [("FedAvg", 0)] and "the same command goes on" in capsys.readouterr().err
     assert [line["cell"] for line in results.read(tmp_path / "results.jsonl")] == ["T / FedAvg / C"]

@@ -162,6 +162,9 @@ TERM, KILL = signal.SIGTERM, signal.SIGKILL
         ((2, "rounds", "error: no"), None, "ended with 2 without a signal"),
         ((-9, "rounds", ""), KILL, ""),
         ((143, "rounds", "stopped"), TERM, ""),
+        ((75, "rounds", "stopped"), signal.SIGUSR1, ""),
+        ((138, "rounds", "stopped"), signal.SIGUSR1, "ended with 138 after SIGUSR1 in rounds"),
+        ((129, "compiling", "interrupted"), signal.SIGHUP, ""),
         ((-15, "rounds", ""), TERM, "ended with -15 after SIGTERM in rounds"),
         ((-15, "imports", ""), TERM, ""),
         ((0, "the end", "pictures: a.png"), TERM, ""),
@@ -177,13 +180,16 @@ def test_how_a_process_may_end(ended, number, found):
 
 
 def test_signals_are_heeded_behind_a_shells_ampersand():
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
     try:
         heed_signals()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGHUP)  # this process goes on, those that it begins would not
+        assert signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_kills_are_sent_resumed_and_judged(tmp_path, monkeypatch):

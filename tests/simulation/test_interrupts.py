@@ -89,3 +89,35 @@ def test_another_thread_sets_no_handler():
     thread.start()
     thread.join()
     assert during == before
+
+
+@pytest.mark.parametrize("number", interrupts.NOTICES)
+def test_announcements_save_and_are_no_second_signal(number):
+    before = signal.signal(number, interrupts.note_answered)
+    try:
+        with pytest.raises(Stopped) as raised, deferred() as signals:
+            for one in (number, number, signal.SIGINT, number):
+                signal.raise_signal(one)
+            assert signals.asked
+        assert raised.value.number == number == interrupts.answered_signal()
+        with pytest.raises(KeyboardInterrupt) as raised, deferred():
+            signal.raise_signal(number)
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            pytest.fail("it waited")
+        assert raised.type is KeyboardInterrupt
+        assert signal.getsignal(number) is interrupts.note_answered
+    finally:
+        signal.signal(number, before)
+        interrupts._answered = 0
+
+
+def test_a_handler_of_the_caller_for_another_signal_stays():
+    told = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: told.append(number))
+    try:
+        with deferred() as signals:
+            signal.raise_signal(signal.SIGUSR1)
+            assert told == [signal.SIGUSR1] and not signals.asked
+    finally:
+        signal.signal(signal.SIGUSR1, before)

@@ -66,7 +66,9 @@ for item in ("num_clients=12", "rows_per_client=20", "batch_size=4", "model=logi
 MOMENTS = [
     (signal.SIGKILL, 6, "between rounds"),
     (signal.SIGTERM, 8, "inside rounds"),
+    (signal.SIGUSR1, 9, "between rounds"),
     (signal.SIGINT, 12, "between rounds"),
+    (signal.SIGHUP, 13, "inside rounds"),
     (signal.SIGKILL, 14, "inside rounds"),
     (signal.SIGKILL, 0, "inside a checkpoint"),
 ]
