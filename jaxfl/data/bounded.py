@@ -19,6 +19,8 @@ from typing import IO, Any
 
 import numpy as np
 
+from jaxfl.data.casts import native
+
 FREE = 1 << 30  # bytes that any file may unpack to
 RATIO = 100  # limit above FREE, in bytes of the file: images have ratios of 1 to 20, a repeated value a thousand
 TEXT = 1 << 26  # bytes of a JSON document
@@ -106,7 +108,7 @@ def _read_npy(member: IO[bytes], size: int) -> np.ndarray:
         place += len(part)
     if place != declared:
         raise ValueError("an array has fewer bytes than its header declares")
-    flat = content.view(dtype)
+    flat = native(content.view(dtype))
     return flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
 
 

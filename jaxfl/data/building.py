@@ -1,5 +1,6 @@
 """Construction of federations from arrays, and checks of these arrays."""
 
+import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,11 +10,25 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from jaxfl import schema
+from jaxfl.data import conventions, leaks
 from jaxfl.data import labels as kinds
+from jaxfl.data.arrays import plain_array
+from jaxfl.data.casts import check_rounding, to_integers, warn_merged_values
 from jaxfl.data.clients import FederatedData, Split
 from jaxfl.data.partition.parts import number_lists
 from jaxfl.data.windows import value_range
 from jaxfl.typing import AnyArray
+
+STANDARDISE = "subtract the mean of each column and divide by its standard deviation"
+PIXELS = "convert them with astype, pixels to uint8"
+# Remedies for inputs of other types, by NumPy's kind.
+CONVERSIONS = {
+    "b": "use astype(np.float32)",
+    "M": "subtract the first time and divide by np.timedelta64(1, 's')",
+    "m": "divide by np.timedelta64(1, 's')",
+    "V": "use numpy.lib.recfunctions.structured_to_unstructured",
+    **dict.fromkeys("USO", "number texts by np.unique(values, return_inverse=True)[1], or use the source table"),
+}
 
 
 def federate(
@@ -62,7 +77,7 @@ def federate(
     (2, [2, 1])
     """
     schema.check_type("num_classes", num_classes, int | None)
-    inputs, labels = np.asarray(inputs), np.asarray(labels)
+    inputs, labels = plain_array("inputs", inputs), plain_array("labels", labels)
     train, test = _pack_split("train", train), _pack_split("test", test)
     if not len(train.start):
         raise ValueError("train must have the rows of at least one client, got none.")
@@ -71,14 +86,21 @@ def federate(
         mean, std = (0.0 if mean is None else mean), ((255.0 if pixels else 1.0) if std is None else std)
     check_input_type("inputs", inputs)
     if inputs.dtype.kind in "iu" and not pixels:
-        inputs = inputs.astype(np.int32)
-    labels, num_classes = kinds.prepare_labels(inputs, labels, num_classes)
-    _check_finite(inputs)
+        inputs = to_integers("inputs", inputs)
+    stored, num_classes = kinds.prepare_labels(inputs, labels, num_classes)
+    check_finite("inputs", inputs)
+    conventions.warn_label_conventions(labels)
+    for argument, values, dtype in (("inputs", inputs, inputs.dtype), ("labels", labels, stored.dtype)):
+        if values.dtype.kind == "f":
+            warn_merged_values(argument, values, jax.dtypes.canonicalize_dtype(dtype), STANDARDISE)
+    labels = stored
     if label_shift is not None:
         kinds.check_classes("label_shift", labels)
     if rotation is not None or tilt is not None:
         check_square(inputs)
     dtype = inputs.dtype if inputs.dtype.kind == "f" else np.float32
+    mean, std = _normaliser("mean", mean, inputs.shape, dtype), _normaliser("std", std, inputs.shape, dtype)
+    conventions.warn_input_conventions(inputs, mean, std)
 
     data = FederatedData(
         inputs=inputs,
@@ -87,11 +109,11 @@ def federate(
         test=test,
         rotation=_quarter_turns(rotation),
         tilt=_finite_degrees(tilt, dtype),
-        label_shift=_whole_numbers("label_shift", label_shift),
+        label_shift=_label_shifts(label_shift, num_classes),
         group=_whole_numbers("group", group),
         held_out=None if held_out is None else _bools_per_client("held_out", held_out),
-        mean=_normaliser("mean", mean, inputs.shape, dtype),
-        std=_normaliser("std", std, inputs.shape, dtype),
+        mean=mean,
+        std=std,
         num_classes=num_classes,
         name=name,
         group_names=tuple(map(str, group_names)),
@@ -103,6 +125,7 @@ def federate(
         check_split(part, split, len(inputs))
     check_groups(data)
     _warn_test_rows_in_training(data)
+    leaks.warn_repeated_rows(data)
     return data
 
 
@@ -112,7 +135,10 @@ def _pack_split(name: str, parts: Sequence[np.ndarray] | Split) -> Split:
         raise TypeError(
             f"{name} must be a list of each client's rows, got a {type(parts).__name__}; pass list(...values())."
         )
-    return parts if isinstance(parts, Split) else Split.pack(number_lists(name, parts, "client"))
+    if not isinstance(parts, Split):
+        return Split.pack(number_lists(name, parts, "client"))
+    lists = {field: _whole_numbers(f"{name}.{field}", getattr(parts, field)) for field in ("rows", "start", "size")}
+    return dataclasses.replace(parts, **lists)
 
 
 def _whole_numbers(name: str, values: np.ndarray | None) -> np.ndarray | None:
@@ -120,10 +146,20 @@ def _whole_numbers(name: str, values: np.ndarray | None) -> np.ndarray | None:
     if values is None:
         return None
     values = np.asarray(values)
-    if values.size and values.dtype.kind not in "iub":
+    if values.size and values.dtype.kind not in "iub":  # an empty list has floats
         remedy = "use astype(int)" if values.dtype.kind == "f" else "use np.unique(names, return_inverse=True)[1]"
         raise ValueError(f"{name} must be whole numbers, one for each client, got {values.dtype}; {remedy}.")
-    return values.astype(np.int32)
+    return to_integers(name, values) if values.size else values.astype(np.int32)
+
+
+def _label_shifts(values: np.ndarray | None, num_classes: int) -> np.ndarray | None:
+    """Returns label shifts of all clients `[N]`; large ones modulo L, because a label and its shift are added."""
+    shifts = _whole_numbers("label_shift", values)
+    return (
+        shifts
+        if shifts is None
+        else np.where(np.abs(shifts.astype(np.int64)) < num_classes, shifts, shifts % num_classes)
+    )
 
 
 def _bools_per_client(name: str, values: Any) -> np.ndarray:
@@ -150,8 +186,8 @@ def _finite_degrees(tilt: np.ndarray | None, dtype: Any) -> np.ndarray | None:
 def _quarter_turns(rotation: np.ndarray | None) -> np.ndarray | None:
     """Returns quarter turns of all clients `[N]`, 0 to 3; raises ValueError if they are degrees."""
     turns = _whole_numbers("rotation", rotation)
-    if turns is not None and np.abs(turns).max(initial=0) > 3:
-        worst = turns.flat[np.argmax(np.abs(turns))]
+    if turns is not None and max(turns.max(initial=0), -int(turns.min(initial=0))) > 3:
+        worst = turns.flat[np.argmax(np.abs(turns.astype(np.int64)))]
         raise ValueError(f"rotation must be quarter turns, -3 to 3, got {worst}; divide degrees by 90, or pass tilt.")
     return None if turns is None else turns % 4
 
@@ -162,11 +198,16 @@ def _normaliser(
     """Returns a mean or standard deviation with the rank of a batch, so that no rank is promoted silently."""
     if value is None:
         return None
-    value = np.asarray(value, dtype)
+    value = plain_array(name, value)
+    value = value.astype(np.float64) if value.dtype.kind in "iu" else value
     check_normaliser(name, value)
+    with np.errstate(over="ignore"):
+        value = value.astype(dtype)
+    check_normaliser(name, value)  # a small number may have become 0, a large one infinite
     if value.size not in (1, shape[-1]):
+        first = "; use inputs.transpose(0, 2, 3, 1)" if conventions.have_channels_first(shape) else ""
         raise ValueError(
-            f"{name} must be one number, or one for each of the {shape[-1]} channels, got {value.size} numbers."
+            f"{name} must be one number, or one for each of the {shape[-1]} channels, got {value.size} numbers{first}."
         )
     return value if value.ndim == 0 else value.reshape((1,) * (len(shape) - 1) + (-1,))
 
@@ -196,11 +237,9 @@ def check_input_type(name: str, inputs: np.ndarray) -> None:
     if inputs.dtype.kind not in "iu" or inputs.ndim > 2:
         raise ValueError(
             f"{name} must be uint8, float32 or float64, or integers [P] or [P, T] such as tokens, got {inputs.dtype} "
-            f"of shape {inputs.shape}; convert them with astype, pixels to uint8."
+            f"of shape {inputs.shape}; {CONVERSIONS.get(inputs.dtype.kind, PIXELS)}."
         )
-    limits = np.iinfo(np.int32)
-    if inputs.size and not (limits.min <= inputs.min() and inputs.max() <= limits.max):
-        raise ValueError(f"{name} must be integers of 32 bits, got {inputs.min()} to {inputs.max()}; renumber them.")
+    to_integers(name, inputs, remedy="renumber tokens, or convert numbers to floats")
 
 
 def check_square(inputs: AnyArray) -> None:
@@ -225,19 +264,22 @@ def check_no_drift(name: str, data: FederatedData) -> None:
         )
 
 
-def _check_finite(inputs: np.ndarray) -> None:
-    """Raises ValueError if an input is NaN, infinite, or too large for float32."""
-    if inputs.dtype != np.uint8 and not np.isfinite(inputs).all():
-        row = int(np.argmax(~np.isfinite(inputs.reshape(len(inputs), -1)).all(1)))
+def check_finite(name: str, inputs: np.ndarray) -> None:
+    """Raises ValueError if an input is NaN, infinite, or changes when it is converted to float32.
+
+    Args:
+        name: name of the inputs, for the message.
+        inputs: `[P, ...]`.
+    """
+    if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
+        place = np.unravel_index(int(np.argmin(np.isfinite(inputs))), inputs.shape)
+        where = f"row {place[0]}" + (f", column {'/'.join(map(str, place[1:]))}" if inputs.ndim > 1 else "")
         raise ValueError(
-            f"inputs must be finite, got NaN or infinity in row {row}; drop the row or replace its values."
+            f"{name} must be finite, got NaN or infinity ({inputs[place]}) in {where}; drop the row or "
+            "replace its values."
         )
-    if inputs.size and jax.dtypes.canonicalize_dtype(inputs.dtype) != inputs.dtype == np.float64:
-        most = max(inputs.max(), -inputs.min())
-        if most > np.finfo(np.float32).max:
-            raise ValueError(
-                f"inputs must be in the range of float32, to which they are converted, got {most:.3g}; scale them."
-            )
+    if inputs.dtype == np.float64:
+        check_rounding(name, inputs, jax.dtypes.canonicalize_dtype(inputs.dtype), STANDARDISE)
 
 
 def check_client_lists(data: FederatedData) -> None:

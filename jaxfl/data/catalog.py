@@ -8,6 +8,7 @@ classes. A source with known makers of its examples (`unipen`, `femnist`) is als
 ('rotated-digits', 8, ('0°', '90°', '180°', '270°'))
 """
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -259,11 +260,24 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
         if row.skew == "hybrid":
             source = _with_domains(source, chosen["other"], known["other"].default, data_dir)
         data = SKEWS[row.skew][0](source, seed=seed, **options_for("skew"))
+        if sources.entry(row.source).user_files is not None and "test_share" not in settings:
+            _warn_unused_test_rows(source, data, name)
     for shifted in reversed(row.shifts):
         data = SHIFTS[shifted](data, seed=seed, **options_for(shifted))
     data = conditions.hold_out(data, share, seed) if share else data
     data = divide.set_apart(data, chosen["validation"], seed=seed) if chosen["validation"] else data
     return apply_conditions(data, seed=seed, **options_for("condition"))
+
+
+def _warn_unused_test_rows(source: sources.Source, data: FederatedData, name: str) -> None:
+    """Warns if a file of the user has test rows that no client is tested on, because the skew divides training rows."""
+    if source.test_labels is not None and len(data.labels) == len(source.labels):
+        warnings.warn(
+            f"{name} does not use the {len(source.test_labels)} test rows of {source.name}: clients are tested on a "
+            "share of their own rows (test_share=0.2 says so); the skew writers uses them if their makers are in the "
+            "file, as test_client, and iid, quantity, pathological, rotated and shifted use them for all clients.",
+            stacklevel=4,
+        )
 
 
 def _with_domains(source: sources.Source, other: str, usual: str, data_dir: str | Path | None) -> sources.Source:

@@ -26,6 +26,7 @@ from jax.core import Tracer
 from jaxfl import tree
 from jaxfl.data import images
 from jaxfl.data import labels as kinds
+from jaxfl.data.casts import to_integers
 from jaxfl.data.partition.parts import check_numbers
 from jaxfl.typing import AnyArray, Array
 
@@ -107,6 +108,12 @@ class Batch(NamedTuple):
     mask: Array  # [B] bool, False on padding
 
 
+def _row_numbers(rows: Any) -> np.ndarray:
+    """Returns rows of one client as int32; raises ValueError if one does not fit."""
+    rows = np.asarray(rows)
+    return to_integers("rows", rows, remedy="count rows from 0") if rows.size else rows.astype(np.int32)
+
+
 @struct.dataclass
 class Split:
     """The pool rows of each client: client i owns `rows[start[i] : start[i] + size[i]]`."""
@@ -131,8 +138,8 @@ class Split:
         """
         sizes = np.array([len(part) for part in parts], np.int32)
         return cls(
-            rows=np.concatenate([np.asarray(part, np.int32) for part in parts] or [np.zeros(0, np.int32)]),
-            start=(np.cumsum(sizes) - sizes).astype(np.int32),
+            rows=np.concatenate([_row_numbers(part) for part in parts] or [np.zeros(0, np.int32)]),
+            start=to_integers("number of rows", np.cumsum(sizes, dtype=np.int64) - sizes, remedy="use fewer clients"),
             size=sizes,
             max_size=int(sizes.max(initial=0)),
         )

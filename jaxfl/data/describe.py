@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxfl.data.clients import FederatedData, Split
 from jaxfl.data.labels import check_classes
+from jaxfl.data.leaks import count_repeated_rows
 from jaxfl.schema import checked
 
 WIDE = 20  # least ratio of largest to smallest client for a histogram with growing bins
@@ -40,6 +41,8 @@ class Description(NamedTuple):
             edge and not its upper one.
         drift: the first `round` after the drift, and the numbers of clients that `change`, `arrive` and `leave`; None
             without a drift. All other attributes describe the rounds before it.
+        repeated_test_rows: test rows of the pool that are identical with training rows, see `jaxfl.data.leaks`; None
+            for a mapped file, which would be read for it.
     """
 
     name: str
@@ -60,6 +63,7 @@ class Description(NamedTuple):
     histogram: dict[str, list[int]]
     validation: dict[str, float] | None = None
     drift: dict[str, int] | None = None
+    repeated_test_rows: int | None = None
 
 
 def describe(data: FederatedData) -> Description:
@@ -103,6 +107,7 @@ def describe(data: FederatedData) -> Description:
         histogram=histogram(sizes),
         validation=None if data.validation is None else _split_sizes(data.validation, len(data.labels)),
         drift=None if data.drifts_at is None else {"round": data.drifts_at, **_count_changes(data)},
+        repeated_test_rows=None if isinstance(data.inputs, np.memmap) else count_repeated_rows(data),
     )
 
 

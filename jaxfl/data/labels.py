@@ -11,16 +11,23 @@ A kind is named after its task, see `jaxfl.tasks`. A network has L outputs, or L
 positions.
 """
 
+import warnings
+from collections.abc import Sequence
 from typing import Literal
 
+import jax
 import numpy as np
 
+from jaxfl.data import conventions
+from jaxfl.data.casts import check_rounding, to_integers
 from jaxfl.typing import AnyArray
 
 LabelKind = Literal["classification", "regression", "multilabel", "next_token"]
 COUNTED = {"classification": "class", "regression": "target", "multilabel": "label", "next_token": "token"}
 COLUMN = "labels[:, 0]"  # converts a column of classes to classes
 MASKED = -1  # replaces a token that is not to be learned
+MAX_CLASSES = 1 << 24  # a network with more outputs than that fits no machine
+IDS = 100_000  # labels from here on are ids of something else, unless a hundredth of the classes has rows
 
 
 def label_kind(labels: AnyArray) -> LabelKind:
@@ -39,7 +46,8 @@ def label_kind(labels: AnyArray) -> LabelKind:
 def prepare_labels(inputs: np.ndarray, labels: np.ndarray, num_classes: int | None) -> tuple[np.ndarray, int]:
     """Returns the labels in the type of their kind, and L.
 
-    Integers `[P, L]` that are all 0 or 1 are multilabel, unless the inputs are tokens of that shape.
+    Integers `[P, L]` that are all 0 or 1 are multilabel, unless the inputs are tokens of that shape. Integers that may
+    be classes in the form of another library, a column or vectors with a single 1, are refused.
 
     Args:
         inputs: `[P, ...]`.
@@ -59,12 +67,17 @@ def prepare_labels(inputs: np.ndarray, labels: np.ndarray, num_classes: int | No
             f"labels must have shape [{len(inputs)}], one per row of inputs, or [{len(inputs)}, L], got "
             f"{labels.dtype} of shape {labels.shape}{'' if labels.dtype.kind in 'iufb' else names}."
         )
+    _check_integer_conventions(inputs, labels)
     if are_flags(inputs, labels):
         labels = labels.astype(bool)
     if labels.dtype.kind == "b" and labels.ndim == 1:
         raise ValueError(f"labels of type bool must be [{len(inputs)}, L], got [{len(inputs)}]; add [:, None].")
     if labels.dtype.kind == "f":
-        labels = labels.astype(inputs.dtype if inputs.dtype.kind == "f" else np.float32)
+        _check_finite_targets(labels)
+        wanted = inputs.dtype if inputs.dtype.kind == "f" else np.dtype(np.float32)
+        remedy = "subtract their mean and divide by their standard deviation"
+        check_rounding("labels", labels, jax.dtypes.canonicalize_dtype(wanted), remedy)
+        labels = labels.astype(wanted)
     kind = label_kind(labels)
     if kind in ("regression", "multilabel"):
         width = 1 if labels.ndim == 1 else labels.shape[1]
@@ -79,16 +92,92 @@ def prepare_labels(inputs: np.ndarray, labels: np.ndarray, num_classes: int | No
     if num_classes is None:
         column = f"; for classes in a column use {COLUMN}" if labels.ndim == 2 and labels.shape[1] == 1 else ""
         raise ValueError(f"num_classes must be given, the number of {_plural_noun(kind)}{column}.")
+    check_num_classes("num_classes", num_classes)
     check_values(inputs, labels, num_classes)
-    return labels if kind in ("regression", "multilabel") else labels.astype(np.int32), num_classes
+    return labels if kind in ("regression", "multilabel") else to_integers("labels", labels), num_classes
+
+
+def _check_integer_conventions(inputs: np.ndarray, labels: np.ndarray) -> None:
+    """Raises ValueError for integers `[P, 1]`, for vectors with a single 1, and for `[P, T]` beside images."""
+    if labels.dtype.kind not in "iu" or labels.ndim != 2 or _are_tokens(inputs, labels):
+        return
+    if labels.shape[1] == 1:
+        raise ValueError(
+            f"labels must have shape [{len(labels)}] if they are classes, got a column of integers, {labels.shape}; "
+            f"use {COLUMN} (for a label that is true or false labels.astype(bool), for a number labels.astype(float))."
+        )
+    if conventions.are_one_hot(labels):
+        raise ValueError(
+            f"labels must have shape [{len(labels)}] if they are classes, got {labels.dtype} of shape {labels.shape} "
+            "with a single 1 in each row; use labels.argmax(1) (for several labels of a row, labels.astype(bool))."
+        )
+    if conventions.have_channels_first(inputs.shape) and labels.shape == inputs.shape[:2]:
+        raise ValueError(
+            f"labels [P, T] of integers must be tokens of sequences, got {labels.shape} beside inputs {inputs.shape}, "
+            "which look like images with channels first; use inputs.transpose(0, 2, 3, 1), and bool for multilabel, "
+            "float for regression, or [P] for classes."
+        )
+
+
+def _are_tokens(inputs: np.ndarray, labels: np.ndarray) -> bool:
+    """Returns whether inputs are tokens, integers with the shape of the labels."""
+    return inputs.dtype.kind in "iu" and inputs.dtype != np.uint8 and inputs.shape == labels.shape
+
+
+def _check_finite_targets(labels: np.ndarray) -> None:
+    """Raises ValueError if a number to predict is NaN or infinite."""
+    if not (finite := np.isfinite(labels)).all():
+        row = int(np.argmax(~finite.reshape(len(labels), -1).all(1)))
+        raise ValueError(
+            f"labels must be finite, got NaN or infinity in row {row}; drop the row or replace its values."
+        )
+
+
+def check_num_classes(name: str, num_classes: int) -> None:
+    """Raises ValueError if there are more classes than a network can have outputs."""
+    if num_classes > MAX_CLASSES:
+        raise ValueError(
+            f"{name} must be at most {MAX_CLASSES}, got {num_classes}; number the classes without gaps by "
+            "np.unique(labels, return_inverse=True)[1]."
+        )
+
+
+def count_classes(name: str, labels: Sequence[np.ndarray], remedy: str) -> int:
+    """Returns one more than the highest label; warns if classes have no rows.
+
+    Args:
+        name: name of the labels, for the messages.
+        labels: arrays of classes from 0, such as those of training and test rows.
+        remedy: alternative to renumbering, for the warning.
+
+    Raises:
+        ValueError: the labels are ids: large, and nearly all smaller ones are missing.
+
+    >>> count_classes("y", [np.array([0, 2**31])], "")
+    Traceback (most recent call last):
+    ValueError: y must be classes 0 to L - 1, got 2147483648 in row 1 and only 2 different ones; number them ...
+    """
+    highest = max(int(part.max(initial=0)) for part in labels)
+    present = len(np.unique(np.concatenate([np.unique(part) for part in labels])))
+    if highest >= IDS and present < highest / 100:
+        row = next(int(np.argmax(part)) for part in labels if int(part.max(initial=0)) == highest)
+        raise ValueError(
+            f"{name} must be classes 0 to L - 1, got {highest} in row {row} and only {present} different ones; number "
+            "them by np.unique(labels, return_inverse=True)[1]."
+        )
+    if present < highest + 1:
+        warnings.warn(
+            f"{name} has {present} of the {highest + 1} classes 0 to {highest}; number them without gaps, or {remedy}.",
+            stacklevel=2,
+        )
+    return highest + 1
 
 
 def are_flags(inputs: np.ndarray, labels: np.ndarray) -> bool:
     """Returns whether integers `[P, L]` are multilabel: all are 0 or 1, and the inputs are not tokens of that shape."""
     if labels.dtype.kind not in "iu" or labels.ndim != 2:
         return False
-    tokens = inputs.dtype.kind in "iu" and inputs.dtype != np.uint8 and inputs.shape == labels.shape
-    return not tokens and labels.min(initial=0) >= 0 and labels.max(initial=0) <= 1
+    return not _are_tokens(inputs, labels) and labels.min(initial=0) >= 0 and labels.max(initial=0) <= 1
 
 
 def check_values(inputs: AnyArray, labels: np.ndarray, num_classes: int) -> None:
@@ -100,11 +189,8 @@ def check_values(inputs: AnyArray, labels: np.ndarray, num_classes: int) -> None
         num_classes: L.
     """
     kind = label_kind(labels)
-    if kind == "regression" and not np.isfinite(labels).all():
-        row = int(np.argmax(~np.isfinite(labels.reshape(len(labels), -1)).all(1)))
-        raise ValueError(
-            f"labels must be finite, got NaN or infinity in row {row}; drop the row or replace its values."
-        )
+    if kind == "regression":
+        _check_finite_targets(labels)
     if kind in ("regression", "multilabel"):
         return
     least = 0 if kind == "classification" else MASKED

@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 
 from jaxfl.data import partition
+from jaxfl.data.casts import join
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.packing import pack
 from jaxfl.data.sources import Source
@@ -21,13 +22,13 @@ def writers(
     by: Literal["client", "group"] = "client",
     min_rows: int = 2,
     max_rows: int | None = None,
-    test_share: float | None = 0.2,
+    test_share: float | None = None,
     seed: int = 0,
 ) -> FederatedData:
     """Returns a federation with a client for each maker of the examples; see `partition.natural`.
 
-    If the makers of an official test set are those of the training set (FEMNIST's files by writer), its examples belong
-    to them like all others; otherwise (MNIST) they are not used.
+    If the makers of an official test set are known (`test_client` in a file of yours, FEMNIST's files by writer), its
+    rows are what these makers are tested on; otherwise (MNIST) they are not used.
 
     Args:
         source: examples with known makers. The groups of makers, if known, are the true groups.
@@ -35,24 +36,26 @@ def writers(
         by: a client is a maker, or a whole group of makers (UNIPEN: a writer, or a site).
         min_rows: clients with fewer rows are left out (LEAF: 2).
         max_rows: most rows of a client, chosen at random; None keeps all.
-        test_share: share of a client's rows to test on; None uses the official test rows of each maker, and makers
-            without training rows are held out; of all others `max_rows` keeps at least one training row.
+        test_share: share of a client's rows to test on, of which the official test rows of makers are then a part; None
+            is the official test rows of each maker, 0.2 where there are none. Makers without training rows are held
+            out (LEAF's split by user); of all others `max_rows` keeps at least one training row.
         seed: seed of all choices.
 
     Raises:
         ValueError: the makers of the examples are unknown, or too few makers have enough rows.
+
+    Warns:
+        UserWarning: makers are left out because of `min_rows`, or held out because they have no training rows.
     """
     official_test = by == "client" and source.test_clients is not None
     clients = _row_makers(source, by)
     if source.test_clients is not None and official_test:
         inputs, labels, _ = source.pool
-        clients = np.concatenate([clients, source.test_clients])
+        clients = join(f"client of {source.name}", [clients, source.test_clients])
     else:
         inputs, labels = source.inputs, source.labels
     if test_share is None and not official_test:
-        raise ValueError(
-            f"test_share must be a number, because {source.name} has no test rows by {by}, got None; 0.2 is usual."
-        )
+        test_share = 0.2
     parts, _ = partition.natural(clients)
     all_rows = _choose_makers(source.name, parts, num_clients, min_rows, seed)
     parts = partition.at_most(all_rows, max_rows, min_rows, host_rng(seed, "writers", "rows"))
@@ -67,14 +70,14 @@ def writers(
         if unseen.any():
             warnings.warn(
                 f"{source.name}: {unseen.sum()} of {len(unseen)} makers have no training rows and are held out, and a "
-                "method cannot assign them to a cluster; test_share=0.2 gives all of them training rows.",
+                "method cannot assign them to a cluster; test_share=0.2 divides the rows of all makers anew.",
                 stacklevel=2,
             )
     else:
         train, test = partition.train_test_split(parts, test_share, seed=seed)
     names = () if group is None else source.group_names
     makers = [clients[part[0]] for part in parts]
-    makers = [maker.decode("utf-8", "replace") if isinstance(maker, bytes) else str(maker) for maker in makers]
+    makers = [maker.decode("utf-8", "backslashreplace") if isinstance(maker, bytes) else str(maker) for maker in makers]
     if by == "group" and source.group_names:
         makers = [source.group_names[clients[part[0]]] for part in parts]
     return pack(source, "writers", inputs, labels, train, test, group, names, held_out, makers)
@@ -85,7 +88,7 @@ def _choose_makers(
 ) -> partition.Parts:
     """Returns the rows of the makers that become clients; arguments as in `writers`."""
     partition.check_count("min_rows", min_rows, least=0)
-    parts = [part for part in parts if len(part) >= min_rows]
+    total, parts = len(parts), [part for part in parts if len(part) >= min_rows]
     most = len(parts)
     if not parts:
         raise ValueError(f"min_rows must be lower, because no maker has {min_rows} rows of {name} or more.")
@@ -95,6 +98,12 @@ def _choose_makers(
         raise ValueError(
             f"num_clients must be at most {most}, the clients with {min_rows} rows or more, got {num_clients}; lower "
             "it or min_rows."
+        )
+    if most < total:
+        warnings.warn(
+            f"{name}: {total - most} of {total} makers have fewer than {min_rows} rows and are left out; min_rows=0 "
+            "keeps them.",
+            stacklevel=3,
         )
     if num_clients is not None:
         chosen = np.sort(host_rng(seed, "writers").choice(most, num_clients, replace=False))

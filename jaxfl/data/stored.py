@@ -182,9 +182,9 @@ def _map_array(path: Path, name: str, kind: str, shape: tuple[int, ...]) -> np.n
         what = "is missing" if missing else f"is not a file of jaxfl, or is damaged ({error})"
         raise ValueError(f"{path} {what}; save the federation again.") from error
     wanted = ARRAY_TYPES.get(name, kind)
-    if (array.dtype.name, array.shape) != (kind, shape) or kind != wanted:
+    if (array.dtype.name, array.shape) != (kind, shape) or kind != wanted or not array.dtype.isnative:
         raise ValueError(
-            f"{path} must have {wanted}{list(shape)}, as {HEADER} and jaxfl declare, got {array.dtype.name}"
+            f"{path} must have {wanted}{list(shape)}, as {HEADER} and jaxfl declare, got {array.dtype}"
             f"{list(array.shape)}; save the federation again."
         )
     return array if name in MAPPED else np.array(array)

@@ -62,6 +62,7 @@ def test_the_quick_start_is_forty_clients_of_eighty_rows():
 CUTS = [f"{before}{skew}" for skew in data.SKEWS for before in ("", *(f"{s}+" for s in data.SHIFTS if s != skew))]
 
 
+@pytest.mark.filterwarnings("ignore:.* does not use the")
 @pytest.mark.parametrize("official", [False, True])
 @pytest.mark.parametrize("cut", CUTS)
 def test_no_example_is_trained_on_and_tested_on(cut, official, tmp_path):
@@ -178,7 +179,7 @@ def test_refusals_of_other_types(name, options, message):
 def save(path, **more):
     count = np.array([5, 1, 9, 7])
     client = np.repeat([30, 10, 20, 40], count)
-    x = np.arange(len(client) * 4, dtype=np.float32).reshape(-1, 2, 2)
+    x = np.arange(len(client) * 4, dtype=np.float32).reshape(-1, 2, 2) / 8
     np.savez(path, x=x, y=np.arange(len(client)) % 3, client=client, **more)
     return client
 
@@ -186,13 +187,14 @@ def save(path, **more):
 def test_npz_makes_a_client_of_each_maker(tmp_path):
     path = tmp_path / "own.npz"
     client = save(path)
-    fed = data.load("npz", data_dir=path)
+    with pytest.warns(UserWarning, match=mentions("own", "1 of 4 makers", "min_rows=0")):
+        fed = data.load("npz", data_dir=path)
     assert fed.num_clients == 3 and fed.num_classes == 3 and fed.group is None  # the maker of one row is left out
     assert (fed.train.size + fed.test.size).tolist() == [9, 5, 7]  # makers in the order of their numbers
     for index, maker in enumerate([20, 30, 40]):
         own = np.concatenate([rows(fed.train, index), rows(fed.test, index)])
         assert set(client[own].tolist()) == {maker}
-    assert data.load("npz", data_dir=path, num_clients=2).num_clients == 2
+    assert data.load("npz", data_dir=path, num_clients=2, min_rows=1).num_clients == 2
     assert data.load("npz", data_dir=path, min_rows=1).num_clients == 4
 
 
@@ -202,7 +204,7 @@ def test_npz_groups_are_those_of_the_clients(tmp_path):
     assert fed.group.tolist() == [1, 0, 1, 0] and fed.group_names == ("a", "b")
     save(tmp_path / "own.npz", group=np.repeat(["b", "a"], [7, 15]))
     with pytest.raises(ValueError, match=mentions("group", "own")):
-        data.load("npz", data_dir=tmp_path / "own.npz")
+        data.load("npz", data_dir=tmp_path / "own.npz", min_rows=1)
 
 
 def test_npz_without_clients_and_with_too_few_says_what_to_do(tmp_path):

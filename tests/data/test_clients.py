@@ -334,7 +334,8 @@ def own_rows(split):
 def test_rows_set_apart_are_a_share_of_each_clients_training_rows_and_test_rows_stay():
     sizes = [20, 1, 0, 2, 7]
     parts = np.split(np.arange(30), np.cumsum(sizes)[:-1])
-    fed = data.federate(IMAGES[np.arange(40) % 12], np.arange(40) % 4, parts, [np.arange(30, 40)] * 5, num_classes=4)
+    pictures = RNG.integers(0, 256, (40, 5, 5, 2), dtype=np.uint8)
+    fed = data.federate(pictures, np.arange(40) % 4, parts, [np.arange(30, 40)] * 5, num_classes=4)
     apart = divide.set_apart(fed, 0.2, seed=3)
     assert apart.validation.size.tolist() == [4, 0, 0, 1, 1]
     for own, left, validated in zip(parts, own_rows(apart.train), own_rows(apart.validation), strict=True):

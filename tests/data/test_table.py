@@ -211,7 +211,7 @@ def test_times_stay_apart_and_an_index_of_parquet_is_no_column(tmp_path):
     """Of seconds since 1970, float32 knows every 128th."""
     frame = pd.DataFrame({"at": 1_700_000_000 + np.arange(60), "sold": np.arange(60) % 2, "who": np.arange(60) // 20})
     frame[frame["at"] % 3 > 0].to_parquet(tmp_path / "a.parquet")
-    source = table.load(tmp_path / "a.parquet", target="sold", client="who", numbers="at")
+    source = table.load(tmp_path / "a.parquet", target="sold", client="who", numbers="at", target_kind="number")
     inputs, labels = source.fit(source.inputs, source.labels, np.arange(40))
     assert len(np.unique(inputs)) == 40 and inputs.dtype == labels.dtype == np.float32
 

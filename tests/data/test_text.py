@@ -146,7 +146,8 @@ def test_shakespeare_is_by_role_and_its_groups_are_plays(tmp_path):
     assert said(source, source.labels[own][:, -1]) == ROMEO and (source.labels[:, :-1] == -1).all()
     assert said(source, source.inputs[own][-1]) == (" " * 80 + ROMEO)[-81:-1]
     assert source.group_names == ("HAMLET", "ROMEO_AND_JULIET") and set(source.client_groups[own]) == {1}
-    fed = data.load("shakespeare", data_dir=tmp_path, stride=2)
+    with pytest.warns(UserWarning, match=mentions("shakespeare", "1 of 3 makers", "min_rows=0")):
+        fed = data.load("shakespeare", data_dir=tmp_path, stride=2)
     assert (fed.num_clients, fed.kind, fed.group.tolist()) == (2, "next_token", [0, 1])  # of two rows or more
 
 

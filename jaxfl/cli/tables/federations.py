@@ -138,7 +138,8 @@ def federation_text(found: Description) -> str:
         f"  clients   {found.num_clients:,}" + (f" ({marks})" if marks else ""),
         f"  training  {_split_phrase(found.train)}",
         *([] if found.validation is None else [f"  validate  {_split_phrase(found.validation)}"]),
-        f"  test      {_split_phrase(found.test)}",
+        f"  test      {_split_phrase(found.test)}"
+        + (f"; {found.repeated_test_rows:,} identical with training rows" if found.repeated_test_rows else ""),
         f"  pool      {count_phrase(found.num_rows, 'row')} of {shape} {found.input_dtype}, "
         f"{_megabytes(found.pool_bytes)} MB",
         f"  {LABEL_NOUNS[found.kind]:<9} {found.num_classes:,}"

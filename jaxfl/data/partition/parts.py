@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from jaxfl import schema
+from jaxfl.data.arrays import plain_array
 
 Parts = list[np.ndarray]
 
@@ -78,10 +79,7 @@ def check_numbers(argument: str, values: np.ndarray, where: str = "") -> None:
 
 def as_array(argument: str, values: Any, where: str = "") -> np.ndarray:
     """Returns values, such as a list, as an array; raises ValueError for lists of different lengths."""
-    try:
-        return np.asarray(values)
-    except ValueError as error:
-        raise ValueError(f"{argument} must be a plain list or array, got lists of different lengths{where}.") from error
+    return plain_array(argument, values, where, objects=True)
 
 
 def number_lists(argument: str, lists: Iterable[Any], owner: str) -> Parts:

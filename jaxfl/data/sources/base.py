@@ -3,12 +3,13 @@
 import dataclasses
 import functools
 import os
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from jaxfl.data.casts import join
 
 Folder = str | Path | None
 WITHOUT_CLASSES = ("quantity", "iid", "writers")  # skews for labels that are not classes
@@ -66,7 +67,7 @@ class Source:
         if self.test_inputs is None or self.test_labels is None:
             return self.inputs, self.labels, None
         inputs = np.concatenate([self.inputs, self.test_inputs])
-        return inputs, np.concatenate([self.labels, self.test_labels]), np.arange(len(self.inputs), len(inputs))
+        return inputs, join("labels", [self.labels, self.test_labels]), np.arange(len(self.inputs), len(inputs))
 
 
 class Remote(NamedTuple):
@@ -126,24 +127,6 @@ class SourceEntry(NamedTuple):
     model: tuple[str, dict[str, Any]] = ("mlp", {"hidden": (2048,)})
     skews: tuple[str, ...] | None = None
     user_files: Callable[[Path], Iterable[Path]] | None = None
-
-
-def warn_missing_classes(name: str, labels: Sequence[np.ndarray], num_classes: int, remedy: str) -> None:
-    """Warns if classes without names have no rows: labels 0, 1000 and 2000 would be 2,001 classes.
-
-    Args:
-        name: name of the labels, for the message.
-        labels: labels of all rows.
-        num_classes: one more than the highest label.
-        remedy: alternative to renumbering, for the message.
-    """
-    there = len(np.unique(np.concatenate(labels)))
-    if there < num_classes:
-        warnings.warn(
-            f"{name} has {there} of the {num_classes} classes 0 to {num_classes - 1}; number them without gaps, or "
-            f"{remedy}.",
-            stacklevel=2,
-        )
 
 
 def home() -> Path:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxfl.data.building import check_input_type, check_normaliser
-from jaxfl.data.labels import are_flags, prepare_labels
-from jaxfl.data.sources.base import warn_missing_classes
+from jaxfl.data.building import check_finite, check_input_type, check_normaliser
+from jaxfl.data.casts import join
+from jaxfl.data.labels import are_flags, check_num_classes, count_classes, prepare_labels
 
 
 def check_rows(
@@ -41,6 +41,7 @@ def check_rows(
         return
     name, first = file_names.get(f"{prefix}x", f"{prefix}x"), arrays["x"]
     check_input_type(f"{path}: {name}", images)
+    check_finite(f"{path}: {name}", images)
     if (images.dtype, images.shape[1:]) != (first.dtype, first.shape[1:]):
         raise ValueError(f"{path}: {name} must have the type of {file_names.get('x', 'x')} and its shape of a row.")
 
@@ -59,7 +60,8 @@ def _check_label_column(path: Path, name: str, values: np.ndarray, count: int, i
             f"{values.dtype}; {names if values.dtype.kind in 'US' else 'use astype'}."
         )
     if values.dtype.kind in "iu" and values.ndim == 1 and values.min(initial=0) < 0:
-        raise ValueError(f"{path}: {name} must be classes from 0, got {values.min()}; number them from 0.")
+        row = int(values.argmin())
+        raise ValueError(f"{path}: {name} must be classes from 0, got {values[row]} in row {row}; number them from 0.")
 
 
 def num_classes(path: Path, arrays: Mapping[str, np.ndarray], file_names: Mapping[str, str], named: int) -> int:
@@ -87,18 +89,17 @@ def num_classes(path: Path, arrays: Mapping[str, np.ndarray], file_names: Mappin
     highest = max(int(part.max(initial=0)) for part in labels.values()) if whole else 0
     if whole and labels["y"].ndim == 1:
         if not {"num_classes", "class_names"} & set(arrays):
-            remedy = "add num_classes or class_names"
-            warn_missing_classes(f"{path}: {name}", list(labels.values()), known or highest + 1, remedy)
+            return count_classes(f"{path}: {name}", list(labels.values()), "add num_classes or class_names")
+        check_num_classes(f"{path}: num_classes", known)
         if known and highest >= known:
             raise ValueError(f"{path}: {name} must be below the {known} classes, got {highest}.")
         return known or highest + 1
-    pairs = [(arrays[key.replace("y", "x")], part) for key, part in labels.items()]
-    tokens = whole and not all(are_flags(*pair) for pair in pairs)
+    every = join(f"{path}: {name}", list(labels.values()))
+    inputs = np.broadcast_to(arrays["x"][:1], (len(every), *arrays["x"].shape[1:]))  # only type and shape are used
     try:
-        width = 0
-        for pair in pairs:
-            _, width = prepare_labels(*pair, known or (highest + 1 if tokens else None))
-        return width
+        return prepare_labels(
+            inputs, every, known or (highest + 1 if whole and not are_flags(inputs, every) else None)
+        )[1]
     except ValueError as error:
         raise ValueError(f"{path}: {name} must be labels of a task: {error}") from error
 

@@ -16,12 +16,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxfl.data.casts import to_texts
 from jaxfl.data.sources.base import Folder, folders
 
 SUBFOLDERS = ("data/all_data", "all_data", "data")  # folders of the files of LEAF's preprocess.sh
 KEYS = ("users", "num_samples", "user_data")
 # A pixel is n/255 in the files, so there are usually 256 texts; a file of other numbers must not fill the memory.
 MAX_TEXTS = 65_536
+ROUNDING = 0.01  # of a grey level: what float32 or a text of five digits may add to n/255
 
 
 class LeafRows(NamedTuple):
@@ -79,7 +81,7 @@ class Collector:
         inputs = np.frombuffer(self._pixels, np.uint8).reshape(-1, *self.shape)
         labels = np.concatenate([np.zeros(0, np.int32), *self._labels])
         return LeafRows(
-            inputs, labels, np.repeat(np.array(list(self.files), str), [len(part) for part in self._labels])
+            inputs, labels, np.repeat(to_texts("users", list(self.files)), [len(part) for part in self._labels])
         )
 
 
@@ -116,14 +118,19 @@ class _Pixels(dict[str, bytes | float]):
 
     def __missing__(self, text: str) -> bytes | float:
         value = float(text)
-        pixel = bytes([round(255 * value)]) if 0 <= value <= 1 else value
+        pixel = bytes([round(255 * value)]) if _is_grey_level(value) else value
         if len(self) < MAX_TEXTS:
             self[text] = pixel
         return pixel
 
 
+def _is_grey_level(value: float) -> bool:
+    """Returns whether a pixel is n / 255; other fractions would be rounded to it."""
+    return 0 <= value <= 1 and abs(255 * value - round(255 * value)) < ROUNDING
+
+
 def read_json(path: Path) -> dict[str, Any]:
-    """Returns the object of a file with each float from 0 to 1 as a pixel, after checking its three keys.
+    """Returns the object of a file with each float n/255 as a pixel, after checking its three keys.
 
     Raises:
         ValueError: the file is not a json file of LEAF.
@@ -231,7 +238,10 @@ def _pixel(where: str, value: Any) -> bytes:
     if isinstance(value, bytes):
         return value
     if type(value) is not int or value not in (0, 1):
-        raise ValueError(f"{where} must have pixels from 0 to 1, got {value!r}; divide grey values by 255.")
+        raise ValueError(
+            f"{where} must have pixels n/255 from 0 to 1, got {value!r}; divide whole grey values by 255, or write "
+            "other numbers to an npz file."
+        )
     return bytes([255 * value])
 
 

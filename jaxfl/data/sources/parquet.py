@@ -15,8 +15,11 @@ from typing import Any
 import numpy as np
 
 from jaxfl.data import bounded
+from jaxfl.data.building import STANDARDISE, check_finite
+from jaxfl.data.casts import join, to_floats, to_texts
+from jaxfl.data.labels import count_classes
 from jaxfl.data.sources import shards
-from jaxfl.data.sources.base import Folder, Source, SourceEntry, warn_missing_classes
+from jaxfl.data.sources.base import Folder, Source, SourceEntry
 
 # Pillow's modes of 8 bits, and the modes that they are converted to: [H, W] or [H, W, 3].
 MODES = {"1": "L", "L": "L", "LA": "L", "P": "RGB", "RGB": "RGB", "RGBA": "RGB", "CMYK": "RGB", "YCbCr": "RGB"}
@@ -87,7 +90,7 @@ def _array_from_lists(where: str, column: Any) -> np.ndarray:
         )
     values = column.to_numpy(zero_copy_only=False).reshape(shape)
     if types.is_floating(column.type):
-        return values.astype(np.float32)
+        return values
     if values.min(initial=0) < 0 or values.max(initial=0) > 255:
         raise ValueError(f"{where}: pixels must be 0..255, got {values.min()}..{values.max()}; store them as floats.")
     return values.astype(np.uint8)
@@ -116,10 +119,10 @@ def column_values(where: str, role: str, column: Any) -> np.ndarray:
         )
     column = column.dictionary_decode() if types.is_dictionary(column.type) else column
     if types.is_string(column.type) or types.is_large_string(column.type):
-        return np.array(column.to_pylist(), str)
+        return to_texts(where, column.to_pylist())
     if types.is_boolean(column.type):
         return column.to_numpy(zero_copy_only=False).astype(np.int64)
-    return column.to_numpy().astype(np.int64)
+    return column.to_numpy() if types.is_unsigned_integer(column.type) else column.to_numpy().astype(np.int64)
 
 
 def readable(kind: Any) -> bool:
@@ -274,7 +277,7 @@ def _row_batches(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Any]
 
 
 def _read_split(files: Sequence[Path], columns: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """Returns columns of all files of a split by role; images are read into one array that is allocated once."""
+    """Returns columns of all files of a split by role; images are read into one array, floats become float32."""
     from pyarrow import parquet
 
     for path in files:
@@ -305,6 +308,9 @@ def _read_split(files: Sequence[Path], columns: Mapping[str, str]) -> dict[str, 
                     if images is None:
                         bounded.check_unpacked_size(total * pixels[:1].nbytes, size, f"{where}: ")
                         images = np.empty((total, *pixels.shape[1:]), pixels.dtype)
+                    if pixels.dtype.kind == images.dtype.kind == "f":  # one file may have other floats than another
+                        wide = np.result_type(pixels, images)
+                        pixels, images = pixels.astype(wide, copy=False), images.astype(wide, copy=False)
                     if (pixels.dtype, pixels.shape[1:]) != (images.dtype, images.shape[1:]):
                         raise ValueError(
                             f"{where}: images must have one shape, got {images.shape[1:]} {images.dtype} first and "
@@ -313,7 +319,12 @@ def _read_split(files: Sequence[Path], columns: Mapping[str, str]) -> dict[str, 
                     images[done + row - start : done + row - start + len(pixels)] = pixels
             done += len(batch)
     assert images is not None
-    return {"image": images, **{role: np.concatenate(part) for role, part in parts.items()}}
+    where = f"{files[0]}, column {columns['image']}"
+    if images.dtype.kind == "f":
+        check_finite(where, images)
+        images = to_floats(where, images, np.float32, STANDARDISE)
+    joined = {role: join(f"{files[0]}, column {columns[role]}", part) for role, part in parts.items()}
+    return {"image": images, **joined}
 
 
 def _class_names(schema: Any, column: str) -> tuple[str, ...]:
@@ -331,9 +342,9 @@ def _number_classes(
     """Returns names and number of classes, and converts the labels of both parts in place to numbers."""
     parts = [part for part in (train, test) if part]
     if any(part["label"].dtype.kind == "U" for part in parts):
-        names = tuple(np.unique(np.concatenate([part["label"].astype(str) for part in parts])).tolist())
+        names = tuple(np.unique(join(f"{path}: labels", [part["label"] for part in parts])).tolist())
         for part in parts:
-            part["label"] = np.searchsorted(np.array(names), part["label"].astype(str))
+            part["label"] = np.searchsorted(np.array(names), part["label"])
     lowest = min(int(part["label"].min()) for part in parts)
     highest = max(int(part["label"].max()) for part in parts)
     if lowest < 0:
@@ -341,9 +352,8 @@ def _number_classes(
     if names and highest >= len(names):
         raise ValueError(f"{path}: labels must be below the {len(names)} classes of its metadata, got {highest}.")
     if not names:
-        remedy = "write them as words"
-        warn_missing_classes(f"{path}: labels", [part["label"] for part in parts], highest + 1, remedy)
-    return names, len(names) or highest + 1
+        return names, count_classes(f"{path}: labels", [part["label"] for part in parts], "write them as words")
+    return names, len(names)
 
 
 def _number_groups(

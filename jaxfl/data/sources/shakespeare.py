@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from jaxfl.data.casts import to_texts
 from jaxfl.data.labels import MASKED
 from jaxfl.data.sources import leaf, text
 from jaxfl.data.sources.base import WITHOUT_CLASSES, Folder, Source, SourceEntry, locate, require
@@ -62,7 +63,7 @@ class _RoleCollector:
 
     def rows(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns inputs and labels `[P, 80]` of all users, and the user of each row `[P]`."""
-        names = np.repeat(list(self.files), [len(part) for part in self.inputs])
+        names = np.repeat(to_texts("users", list(self.files)), [len(part) for part in self.inputs])
         return np.concatenate(self.inputs), np.concatenate(self.labels), names
 
 

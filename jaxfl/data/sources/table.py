@@ -7,19 +7,24 @@ federation would compute the same numbers from sums and squares of the clients.)
 """
 
 import datetime
+import decimal
 import functools
 import re
+import warnings
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from jaxfl.data.casts import to_floats, to_texts
 from jaxfl.data.sources import columns as files
 from jaxfl.data.sources.base import WITHOUT_CLASSES, Folder, Source, SourceEntry
 from jaxfl.schema import checked, did_you_mean
 
 UNNAMED = r"Unnamed: \d+|__index_level_\d+__"  # names that pandas gives to columns without a name, such as an index
 TABLE_SKEWS = ("pathological", "dominant", "dirichlet", "shards", *WITHOUT_CLASSES)
+SMALL_SPREAD = 1 << 26  # size of a column beside its spread, from which on floats lose differences
+FEW = 20  # different whole numbers that may be classes
 TargetKind = Literal["auto", "number", "class"]
 
 
@@ -63,7 +68,8 @@ def load(
         categories: columns of categories, separated by colons: `"city:trade"`.
         numbers: columns of numbers, separated by colons; "" is all columns with a name and without another role. The
             row numbers that pandas writes have no name.
-        target_kind: `"number"` is regression, `"class"` classification; `"auto"` is regression if all are numbers.
+        target_kind: `"number"` is regression, `"class"` classification; `"auto"` is regression if all are numbers, with
+            a warning if these are few whole numbers, which may be classes.
         scale_target: whether numbers to predict are standardised on training rows; losses and errors are then in
             standard deviations.
 
@@ -114,7 +120,9 @@ def read_source(
     frame = files.read(path, sorted(used))
     if not len(frame[roles.target]):
         raise ValueError(f"{path} must have rows, got none.")
-    numbers = [_number_column(path, column, frame[column]) for column in roles.numbers]
+    numbers = [
+        _subtract_least(_number_column(path, column, frame[column]), frame[column])[0] for column in roles.numbers
+    ]
     codes = [
         np.unique(_text_column(path, column, frame[column]), return_inverse=True)[1] for column in roles.categories
     ]
@@ -128,7 +136,17 @@ def read_source(
     )  # truth values are names, as those of a csv file are
     if target_kind == "number" or (target_kind == "auto" and counts):
         labels, num_classes = _number_column(path, roles.target, target, or_else="leave target_kind=number out"), 1
-        labels = labels if scale_target else labels.astype(np.float32)
+        labels, small = _subtract_least(labels, target)
+        if target_kind == "auto":
+            _warn_few_numbers(f"{path}: {roles.target}", labels)
+        where, remedy = f"{path}: {roles.target}", "set scale_target=true, which subtracts the mean"
+        if small and not scale_target:
+            raise ValueError(
+                f"{where} must differ by more than the precision of float32, to which they are converted, got "
+                f"{target[np.argmin(labels)]} to {target[np.argmax(labels)]} in rows {np.argmin(labels)} and "
+                f"{np.argmax(labels)}; {remedy}."
+            )
+        labels = labels if scale_target else to_floats(where, labels, np.float32, remedy)
     else:
         if scale_target:
             raise ValueError(f"{path}: scale_target must be left out for classes, but {roles.target} has classes.")
@@ -194,6 +212,48 @@ def _parse_numbers(values: np.ndarray) -> tuple[np.ndarray, tuple[int, Any] | No
     return numbers, (int(np.argmax(wrong)), values[np.argmax(wrong)]) if wrong.any() else None
 
 
+def _subtract_least(numbers: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, bool]:
+    """Returns a column minus its least value, and True, if its spread is small beside its size; or the column itself.
+
+    Differences are computed before values are converted to floats, which would round them, and a scaler would take the
+    rest for a constant.
+
+    Args:
+        numbers: the column as floats `[P]`.
+        values: the column as it is in the file.
+
+    >>> values = np.array(["1700000000000000001", "1700000000000000003"], object)
+    >>> _subtract_least(values.astype(float), values)[0].tolist()
+    [0.0, 2.0]
+    """
+    import pandas
+
+    if np.abs(numbers).max() <= SMALL_SPREAD * (numbers.max() - numbers.min()):
+        return numbers, False
+    converted = np.asarray(pandas.to_numeric(pandas.Series(values), errors="coerce"))
+    if converted.dtype.kind in "iu":
+        differences = (converted.astype(object) - int(converted.min())).astype(np.float64)
+    else:
+        try:
+            exact = [decimal.Decimal(str(value).strip()) for value in values]
+        except decimal.InvalidOperation:  # pandas reads other texts, too
+            exact = [decimal.Decimal(number) for number in numbers.tolist()]
+        least = min(exact)
+        differences = np.array([float(value - least) for value in exact])
+    return (differences, True) if differences.any() else (numbers, False)
+
+
+def _warn_few_numbers(name: str, numbers: np.ndarray) -> None:
+    """Warns if numbers to predict look like classes."""
+    different = np.unique(numbers)
+    if len(different) <= FEW and 3 * len(different) <= len(numbers) and (different == np.rint(different)).all():
+        warnings.warn(
+            f"{name} has {len(different)} different whole numbers, {different[0]:g} to {different[-1]:g}, and is "
+            "predicted as a number; set target_kind=class for classes, or target_kind=number.",
+            stacklevel=2,
+        )
+
+
 def _number_column(path: Path, name: str, values: np.ndarray, or_else: str = "") -> np.ndarray:
     """Returns a column as numbers; `or_else` is another remedy in the message than to name it a category."""
     numbers, wrong = _parse_numbers(values)
@@ -204,6 +264,9 @@ def _number_column(path: Path, name: str, values: np.ndarray, or_else: str = "")
         raise ValueError(
             f"{path}: {name} must be numbers, got {value!r} in row {row}; fill the value, leave the row out{named}."
         )
+    if np.abs(numbers).max(initial=0) > np.finfo(np.float32).max:
+        row = int(np.argmax(np.abs(numbers)))
+        raise ValueError(f"{path}: {name} must be in the range of float32, got {values[row]} in row {row}; scale them.")
     return numbers
 
 
@@ -222,7 +285,7 @@ def _text_column(path: Path, name: str, values: np.ndarray) -> np.ndarray:
             f"{path}: {name} must have a value in each row, got none in row {int(np.argmax(missing))}; fill it, or "
             "leave the row out."
         )
-    return values.astype(str)
+    return to_texts(f"{path}: {name}", values)
 
 
 ENTRY = SourceEntry(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxfl.data.casts import to_texts
 from jaxfl.data.sources.base import Folder, Source, SourceEntry
 
 COARSE = "coarse_label"  # name of CIFAR-100 for the feature with groups of classes
@@ -159,7 +160,14 @@ def _read_examples(
             makers.append(maker.decode() if isinstance(maker, bytes) else maker)
     if not len(examples):
         raise ValueError(f"tfds:{name} must have rows in split {split}, got none; prepare it again.")
-    return images, labels, np.array(makers) if client else None, groups
+    return images, labels, _maker_array(f"tfds:{name}: {client}", makers) if client else None, groups
+
+
+def _maker_array(name: str, makers: list[Any]) -> np.ndarray:
+    """Returns makers as an array of integers, or of texts if one is a text."""
+    if any(isinstance(maker, str) for maker in makers):
+        return to_texts(name, makers)
+    return np.array(makers, np.int64 if min(makers, default=0) < 0 else np.uint64)
 
 
 def _class_groups(name: str, num_classes: int, parts: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:

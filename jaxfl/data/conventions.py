@@ -1,0 +1,116 @@
+"""Conventions of other libraries in inputs and labels: each is named in a warning or an error, with the line to write.
+
+PyTorch has channels before rows and columns, Keras has classes in a column or as vectors of 0 and 1, and both scale
+images before they normalise them. None of these is guessed: an array means what its type and shape say here.
+"""
+
+import warnings
+
+import numpy as np
+
+CHANNELS = (1, 3)  # of grey and colour images
+MAX_FLOAT = 1 << 24  # largest of the integers that float32 keeps apart
+SAMPLE = 256  # rows that are looked at for whole numbers
+
+
+def warn_input_conventions(inputs: np.ndarray, mean: np.ndarray | None, std: np.ndarray | None) -> None:
+    """Warns of channels before rows, of pixels that are not scaled or by the wrong number, and of large integers.
+
+    Args:
+        inputs: finite numbers `[P, ...]`.
+        mean, std: their normalisation, or None.
+    """
+    if not inputs.size:
+        return
+    if have_channels_first(inputs.shape):
+        _warn(
+            f"inputs of shape {inputs.shape} look like images with channels first, and are taken for images of "
+            f"{inputs.shape[1]} x {inputs.shape[2]} pixels and {inputs.shape[3]} channels; use "
+            "inputs.transpose(0, 2, 3, 1)."
+        )
+    if inputs.dtype == np.int32 and max(int(inputs.max()), -int(inputs.min())) > MAX_FLOAT:
+        _warn(
+            f"inputs are integers from {inputs.min()} to {inputs.max()}, and a network of numbers rounds those above "
+            f"{MAX_FLOAT}; renumber tokens, or subtract the mean of numbers and convert them to floats."
+        )
+    if inputs.dtype == np.uint8 and mean is not None and std is not None:
+        high = int(inputs.max())
+        if high == 1 and std.min() >= 128:
+            _warn(
+                f"inputs of uint8 are 0 and 1, and become 0 and {1 / float(std.max()):.3g} by "
+                f"std={float(std.max()):g}; set std=1, or use inputs.astype(np.float32)."
+            )
+        elif high > 1 and std.max() <= 1 and np.abs(mean).max() <= 1:
+            _warn(
+                f"mean and std are in the units of inputs, here 0..{high}, got std={float(std.max()):g}; multiply both "
+                "by 255 if they are those of images from 0 to 1."
+            )
+    elif inputs.dtype.kind == "f" and inputs.ndim > 2:
+        low, high = float(inputs.min()), float(inputs.max())
+        sample = inputs[np.linspace(0, len(inputs) - 1, min(len(inputs), SAMPLE)).astype(np.int64)]
+        flat = sample.reshape(len(sample), -1)
+        pixels = (flat == np.rint(flat)).all() and (flat != flat[:, :1]).any()  # rows of one number are no images
+        if std is None and low >= 0 and 1 < high <= 255 and pixels:
+            _warn(
+                f"inputs are floats that are whole numbers 0..{high:g}, and floats are not scaled; divide them by "
+                f"{high:g}, or pass std={high:g}."
+            )
+        elif std is not None and 0 <= low < high <= 1 and std.min() >= 16:
+            _warn(
+                f"mean and std are in the units of inputs, here {low:g}..{high:g}, got std={float(std.min()):g}; "
+                "divide both by 255 if they are those of images from 0 to 255."
+            )
+
+
+def have_channels_first(shape: tuple[int, ...]) -> bool:
+    """Returns whether inputs `[P, ...]` have the shape of images `[P, C, H, W]` and not of `[P, H, W, C]`.
+
+    >>> have_channels_first((9, 3, 32, 32)), have_channels_first((9, 32, 32, 3)), have_channels_first((9, 3, 3, 3))
+    (True, False, False)
+    """
+    return len(shape) == 4 and shape[1] in CHANNELS and min(shape[2:]) > 4
+
+
+def are_one_hot(labels: np.ndarray) -> bool:
+    """Returns whether labels `[P, L]` of any type are 0 and a single 1 in each row, as classes of Keras are.
+
+    >>> are_one_hot(np.eye(3)), are_one_hot(np.array([[1, 1], [0, 1]]))
+    (True, False)
+    """
+    if labels.ndim != 2 or labels.shape[1] < 2 or not len(labels):
+        return False
+    return bool(((labels == 0) | (labels == 1)).all() and (labels.astype(bool).sum(1) == 1).all())
+
+
+def warn_label_conventions(labels: np.ndarray) -> None:
+    """Warns of floats and bools that look like classes.
+
+    Args:
+        labels: as the user gives them.
+    """
+    if labels.dtype.kind == "b" and are_one_hot(labels):
+        _warn(
+            f"labels of type bool have a single True in each of the {len(labels)} rows, and are learned as "
+            f"{labels.shape[1]} labels, each right or wrong by itself; for classes use labels.argmax(1)."
+        )
+    elif labels.dtype.kind == "f" and are_one_hot(labels):
+        _warn(
+            f"labels of type {labels.dtype} have a single 1 in each of the {len(labels)} rows, and are predicted as "
+            f"{labels.shape[1]} numbers, by regression; for classes use labels.argmax(1)."
+        )
+    elif labels.dtype.kind == "f" and labels.size > 1:
+        first = labels.flat[0]
+        other = labels[labels != first]
+        pair = {float(first), float(other.flat[0])} if other.size else set()
+        if pair in ({0.0, 1.0}, {-1.0, 1.0}) and (other == other.flat[0]).all():
+            column = "[:, 0]" if labels.shape[1:] == (1,) else ""
+            use = f"(labels{column} > 0).astype(int)" if labels.ndim == 1 or column else "labels > 0 for several labels"
+            _warn(
+                f"labels of type {labels.dtype} are {min(pair):g} and {max(pair):g} alone, and are predicted as "
+                f"numbers, by regression; for classes use {use}."
+            )
+
+
+def _warn(text: str) -> None:
+    """Issues a warning at the line that calls `federate`."""
+    warnings.warn(text, stacklevel=4)
