@@ -38,7 +38,7 @@ def to_integers(
 
     >>> to_integers("labels", np.array([3, 2**31]))
     Traceback (most recent call last):
-    ValueError: labels must be from -2147483648 to 2147483647, got 2147483648 in row 1; renumber them.
+    ValueError: labels must be integers of 32 bits, from -2147483648 to 2147483647, got 2147483648 in row 1; ...
     """
     if np.can_cast(values.dtype, dtype):
         return values.astype(dtype, copy=False)
@@ -46,7 +46,8 @@ def to_integers(
     if values.size and (int(values.min()) < limits.min or int(values.max()) > limits.max):
         place = np.argmax((values > limits.max) | (values < limits.min))
         raise ValueError(
-            f"{name} must be from {limits.min} to {limits.max}, got {_value_and_place(values, int(place))}; {remedy}."
+            f"{name} must be integers of {limits.bits} bits, from {limits.min} to {limits.max}, got "
+            f"{_value_and_place(values, int(place))}; {remedy}."
         )
     return values.astype(dtype)
 
