@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from experiments.harness import base, results
 from experiments.harness.base import Claim, Experiment
 from experiments.harness.entries import EMPTY, Entry
-from jaxfl.analysis.comparison import Difference, paired
+from jaxfl.analysis.comparison import Difference, holm, paired
 from jaxfl.cli import page
 
 LEVEL = 0.05  # of an adjusted p-value
@@ -21,19 +21,6 @@ WORDS = (
     "deviation), p that of a paired t-test. Of many tests some come out by chance: Holm's p is adjusted for all those "
     f"of the table with {LEAST} seeds or more, and decides where it is below {LEVEL}."
 )
-
-
-def holm(found: Sequence[float]) -> list[float]:
-    """Returns p-values that are adjusted for how many they are (Holm, Scandinavian Journal of Statistics, 1979).
-
-    >>> holm([0.01, 0.04, 0.03])
-    [0.03, 0.06, 0.06]
-    """
-    adjusted, highest = [0.0] * len(found), 0.0
-    for left, place in zip(range(len(found), 0, -1), sorted(range(len(found)), key=found.__getitem__), strict=True):
-        highest = max(highest, min(1.0, left * found[place]))
-        adjusted[place] = highest
-    return adjusted
 
 
 def verdict(mean: float, p: float | None, *, ours: bool = False) -> str:

@@ -7,13 +7,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxfl.data import catalog
 from jaxfl.settings import options, user_code
 from jaxfl.settings.removed import removed_defaults
 from jaxfl.simulation.records.directory import HISTORY, SUMMARY, RunDirectory
 from jaxfl.simulation.records.history import History
+from jaxfl.simulation.records.identity import DATA_CHECKSUM
 
 # What a run's numbers do not depend on, but for rounding.
 MACHINE_OPTIONS = ("run.chunk", "run.devices", "run.resident", "run.fast_forms")
+# Entries of a setting that are of its federation and its budget, beside the options of the data.
+DATA_ENTRIES = ("data", "rounds", "cohort", "run.test_rows", "run.eval_clients", DATA_CHECKSUM)
+
+EMPTY: tuple[Any, ...] = (None, "", [], {})  # values of options that choose nothing
 
 
 class FinishedRun(NamedTuple):
@@ -50,11 +56,19 @@ class FinishedRun(NamedTuple):
 
     def setting(self) -> dict[str, Any]:
         """Returns all that defines the run but its seed; options that are newer than the run have their defaults."""
-        every = {**self._defaults(), **self.summary["options"]}
+        every = {**self.defaults(), **self.summary["options"]}
         asked = {name: self.summary[name] for name in ("method", "data", "cohort")} | {"rounds": self.rounds}
         return {**{name: value for name, value in every.items() if name not in MACHINE_OPTIONS}, **asked}
 
-    def _defaults(self) -> dict[str, Any]:
+    def usual(self) -> dict[str, Any]:
+        """Returns the setting that the run would have if its method and its data alone had been chosen."""
+        try:
+            model = catalog.dataset(self.config.get("data", "")).model[0]
+        except ValueError:
+            return self.defaults()
+        return {"model": model, "optimizer": "sgd", "server_optimizer": None, **self.defaults()}
+
+    def defaults(self) -> dict[str, Any]:
         """Returns the defaults of all options, those removed since too; none for what the library does not know."""
         chosen = {**self.summary["options"], **self.config}  # the summary's data are the federation, by its own name
         method, data, model, optimizer = (chosen.get(name, "") for name in ("method", "data", "model", "optimizer"))
@@ -67,7 +81,9 @@ class FinishedRun(NamedTuple):
         return removed_defaults(method) | json.loads(json.dumps(defaults))
 
 
-def read_runs(folders: Sequence[str | os.PathLike]) -> tuple[dict[str, list[FinishedRun]], list[Path]]:
+def read_runs(
+    folders: Sequence[str | os.PathLike], *, by_data: bool = False
+) -> tuple[dict[str, list[FinishedRun]], list[Path]]:
     """Returns the finished runs in some folders and below them, by setting, and the directories of unfinished ones.
 
     Runs that differ in their seed alone are of one setting, which is named by its method and by what tells it from the
@@ -75,6 +91,8 @@ def read_runs(folders: Sequence[str | os.PathLike]) -> tuple[dict[str, list[Fini
 
     Args:
         folders: directories of runs that the command line has written, or of several such directories.
+        by_data: whether runs on several federations are of one setting, for `comparison.compare_by_data`: then a name
+            has the options that vary for the method on some federation, and nothing of data, rounds and cohort.
 
     Warns:
         UserWarning: a file is none of a run, or a damaged one; the run is left out.
@@ -123,51 +141,92 @@ def read_runs(folders: Sequence[str | os.PathLike]) -> tuple[dict[str, list[Fini
                 raise ValueError(
                     f"{str(one.path)!r} and {str(other.path)!r} are one run, of seed {one.seed}; give one of them."
                 )
-    named = setting_names([same[0].setting() for same in settings.values()])
-    return dict(zip(named, settings.values(), strict=True)), sorted(unfinished)
+    first = [same[0] for same in settings.values()]
+    named = setting_names([run.setting() for run in first], [run.usual() for run in first], by_data=by_data)
+    by_name: dict[str, list[FinishedRun]] = {}
+    for name, same in zip(named, settings.values(), strict=True):
+        by_name.setdefault(name, []).extend(same)
+    return by_name, sorted(unfinished)
 
 
-def setting_names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+def setting_names(
+    settings: Sequence[Mapping[str, Any]], usual: Sequence[Mapping[str, Any]] = (), *, by_data: bool = False
+) -> list[str]:
     """Returns a name for each of several settings: its method, and the options in which it differs from the others.
 
-    An option of a method is named where runs of that method differ in it; one of a data set, where runs on it do.
+    An option is named where settings of one method on one data set differ in it; where settings of other methods or on
+    other data sets differ in it, unless it has its usual value. Empty values, such as none, are left out. Names that
+    are equal then have all options in which they differ.
+
+    Args:
+        settings: the method and all options of each.
+        usual: what each would have if nothing else was chosen; empty where that is not known.
+        by_data: whether to name settings on several federations alike, see `read_runs`.
 
     >>> small, large = {"method": "ifca", "method.num_clusters": 2}, {"method": "ifca", "method.num_clusters": 4}
     >>> setting_names([{"method": "fedavg"}, small, large])
     ['fedavg', 'ifca num_clusters=2', 'ifca num_clusters=4']
+    >>> setting_names([{"method": "fedavg", "run.finetune": epochs} for epochs in (None, 1)])
+    ['fedavg', 'fedavg finetune=1']
     >>> setting_names([small, small | {"run.drift": None}])
     ['ifca drift=unknown', 'ifca drift=none']
     >>> setting_names([{"method": "mine.py:make", "method.layers": layers} for layers in ("a b", "ab")])
     ['mine.py:make layers="a b"', 'mine.py:make layers="ab"']
+    >>> here, there = {"data": "digits", "optimizer.momentum": 0.0}, {"data": "mnist", "optimizer.momentum": 0.9}
+    >>> setting_names([{"method": "fedavg"} | here, {"method": "fedavg"} | there, small | there], by_data=True)
+    ['fedavg', 'fedavg', 'ifca']
     """
+    usual = usual or [{} for _ in settings]
+    federations = [_data_entries(one) if by_data else "" for one in settings]
+    if by_data:
+        settings = [{key: one[key] for key in one if not _is_of_data(key)} for one in settings]
 
-    def alike(one: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    def alike(place: int, key: str) -> list[int]:
         """Returns the settings that an option can be compared with."""
-        owner = key.partition(".")[0]
+        one, owner = settings[place], key.partition(".")[0]
         chosen = {"method": "method", "data": "data", "server": "server_optimizer"}
         same = None if owner == key else chosen.get(owner)
         if owner.endswith("_checksum"):  # of a file, from which settings without it need no distinction
             file = owner.removesuffix("_checksum")
             same = file if file in one else f"run.{file}"
-        return [other for other in settings if same is None or other.get(same) == one[same]]
+        return [
+            other
+            for other in range(len(settings))
+            if federations[other] == federations[place] and (same is None or settings[other].get(same) == one[same])
+        ]
 
-    def word(one: Mapping[str, Any], key: str) -> str:
+    def is_named(place: int, key: str) -> bool:
+        one = settings[place]
+        others = [other for other in alike(place, key) if settings[other].get(key) != one[key]]
+        of_same = [
+            other
+            for other in others
+            if all(settings[other].get(name) == one.get(name) for name in ("method", "data") if name != key)
+        ]
+        if of_same or by_data:
+            return bool(of_same)
+        return bool(others) and (key not in usual[place] or usual[place][key] != one[key])
+
+    def word(place: int, key: str) -> str:
         """Returns a value without spaces, or as JSON where two values would be the same without them."""
+        one, others = settings[place], [settings[other] for other in alike(place, key)]
         same = {
-            repr(other[key])
-            for other in alike(one, key)
-            if key in other and _value_word(other[key]) == _value_word(one[key])
+            repr(other[key]) for other in others if key in other and _value_word(other[key]) == _value_word(one[key])
         }
         return _value_word(one[key]) if len(same) == 1 else json.dumps(one[key])
 
-    def differing_options(one: Mapping[str, Any]) -> list[str]:
-        keys = [key for key in one if key != "method" and any(other.get(key) != one[key] for other in alike(one, key))]
-        return [f"{_bare_option(key)}={word(one, key)}" for key in keys]
-
-    found = [" ".join([one["method"], *differing_options(one)]) for one in settings]
-    called: dict[str, list[int]] = {}
+    named: dict[str, set[str]] = {}  # the options of each method, on all federations
+    for place, one in enumerate(settings):
+        keys = {key for key in one if key != "method" and is_named(place, key)}
+        named.setdefault(one["method"] if by_data else str(place), set()).update(keys)
+    found = []
+    for place, one in enumerate(settings):
+        keys = named[one["method"] if by_data else str(place)]
+        words = [f"{_bare_option(key)}={word(place, key)}" for key in one if key in keys and one[key] not in EMPTY]
+        found.append(" ".join([one["method"], *words]))
+    called: dict[tuple[str, str], list[int]] = {}
     for place, name in enumerate(found):
-        called.setdefault(name, []).append(place)
+        called.setdefault((federations[place], name), []).append(place)
     for places in called.values():  # one of an older version may lack an option that others have with none
         alike_in_name = [settings[place] for place in places]
         values = {key: [one.get(key, "unknown") for one in alike_in_name] for one in alike_in_name for key in one}
@@ -177,6 +236,16 @@ def setting_names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
                 f" {_bare_option(key)}={_value_word(some[number])}" for key, some in differing.items()
             )
     return found
+
+
+def _is_of_data(key: str) -> bool:
+    """Returns whether an entry of a setting is of its federation or its budget."""
+    return key in DATA_ENTRIES or key.startswith("data.")
+
+
+def _data_entries(setting: Mapping[str, Any]) -> str:
+    """Returns the entries of a setting that are of its federation and its budget, as JSON."""
+    return json.dumps({key: setting[key] for key in sorted(setting) if _is_of_data(key)})
 
 
 def _bare_option(key: str) -> str:

@@ -322,9 +322,11 @@ def compare_command(
         list[Path], typer.Argument(help="Folders of finished runs, or folders that contain some.", metavar="DIR...")
     ],
     metric: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            help="Metric that is compared, as in history.jsonl. Default the task's main metric, e.g. micro_accuracy.",
+            help="Metric that is compared, as in history.jsonl, or a column: [bold]tuned[/], [bold]unseen[/], "
+            "[bold]worst[/]. [bold]ROW=NAME[/] is for one row, or for a method in all its rows. Can be repeated. "
+            "Default the task's main metric, e.g. micro_accuracy.",
             metavar="NAME",
         ),
     ] = None,
@@ -357,17 +359,21 @@ def compare_command(
         str | None,
         typer.Option(help="Columns of the table, in order, such as micro,ari. Default all.", metavar="NAME,..."),
     ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(help="[bold]data[/]: methods x data sets, with a column for each data set.", metavar="data"),
+    ] = None,
 ) -> None:
     """Compare finished runs: mean and standard deviation over seeds, paired differences, cost.
 
     Example: [bold]jaxfl compare runs --latex table.tex --plot curves.png[/]. Runs that differ in their seed only are
-    one row. Differences are from the row of the first folder.
+    one row. Differences are from the row of the first folder, of runs of one seed on the same federation.
     """
     with reported_errors():
         from jaxfl.cli.compare import compare_runs
 
         files = {"markdown": markdown, "latex": latex, "csv": csv}
-        compare_runs(folders, metric, target, files, plot, html, label or (), columns)
+        compare_runs(folders, metric or (), target, files, plot, html, label or (), columns, by)
 
 
 @app.command("methods")

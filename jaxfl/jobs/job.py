@@ -32,6 +32,7 @@ from jaxfl.simulation.evaluation.finetune import FineTune
 from jaxfl.simulation.program import shapes_of
 from jaxfl.simulation.progress import Diverged
 from jaxfl.simulation.records.directory import CONFIG, HISTORY, SUMMARY, FolderInUse, RunDirectory
+from jaxfl.simulation.records.identity import DATA_CHECKSUM, FINGERPRINT, data_identity, federation_fingerprint
 from jaxfl.simulation.records.shared import directory_at
 from jaxfl.simulation.result import Callback, Result
 from jaxfl.simulation.run import run
@@ -40,7 +41,6 @@ from jaxfl.simulation.schedule import Schedule, check_checkpoints
 CLIENTS = "clients.csv"
 # of a summary
 TIME_COLUMNS = ("seconds_per_round", "total_seconds", "compile_seconds", "evaluation_seconds", "saving_seconds")
-DATA_CHECKSUM = "data_checksum"  # in a config, and among the options of a summary
 PICTURES = ("convergence.png", "clusters.png")
 DPI = 150  # of these
 
@@ -227,7 +227,7 @@ def execute(job: Job, data: FederatedData, callbacks: Sequence[Callback] = (), t
         The result, its summary completed with the method and all options.
     """
     tools = Tools.of(job, data, tools)
-    with _write_configs([job]):
+    with _write_configs([job], [data]):
         result = run(
             tools.method, data, seed=job.seed, checkpoint_dir=job.out, callbacks=callbacks, **_arguments(job, tools)
         )
@@ -250,7 +250,7 @@ def execute_jobs(
     """
     first = jobs[0]
     out = None if first.out is None else first.out.parent
-    with _write_configs(jobs) as restores:
+    with _write_configs(jobs, data) as restores:
         try:
             found: Sequence[Any] = run(
                 tools.method,
@@ -290,17 +290,20 @@ def _arguments(job: Job, tools: Tools) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _write_configs(jobs: Sequence[Job]) -> Iterator[list[Callable[[], None]]]:
+def _write_configs(jobs: Sequence[Job], data: Sequence[FederatedData]) -> Iterator[list[Callable[[], None]]]:
     """Locks the folders of jobs and writes their configs; yields what restores an older config, for each folder.
+
+    The config has the fingerprint of the federation.
 
     If a run ends before it has saved anything, for example because it is refused, an older config is restored.
     """
     restores = []
     with contextlib.ExitStack() as stack:
-        for job in jobs:
+        for job, federation in zip(jobs, data, strict=True):
             if directory := job.directory():
                 stack.enter_context(directory.locked(job.outputs()))
-                restores.append(stack.enter_context(directory.configured(job.config())))
+                config = job.config() | {FINGERPRINT: federation_fingerprint(data_identity(federation))}
+                restores.append(stack.enter_context(directory.configured(config)))
                 for path in job.settings.files().values() if processes.first() else ():
                     with directory.name_disk_errors("nothing was begun"):
                         keep_copy(path, directory.path)  # of a run that is held, the file is as it was: it was checked
@@ -313,7 +316,7 @@ def _write_result(job: Job, result: Result) -> Result:
     if job.out is not None and DATA_CHECKSUM in (began := processes.by_first(RunDirectory(job.out).config) or {}):
         complete[DATA_CHECKSUM] = began[DATA_CHECKSUM]  # of what was read: the file may be another by now
     names = {"method": complete.pop("method"), "data": complete.pop("data")}
-    summary = {**names, **result.summary, "options": complete, "rounds_asked": job.rounds, "data": result.data.name}
+    summary = {**names, **result.summary, "options": complete, "data": result.data.name}
     result = result._replace(summary=summary)
     if (directory := job.directory()) is None:
         return result

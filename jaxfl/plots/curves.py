@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from jaxfl.analysis.comparison import Comparison, Line
+from jaxfl.analysis.comparison import Comparison, ComparisonByData, Line
 from jaxfl.bench import AXES, Scaling
 from jaxfl.plots import style
 
@@ -163,38 +163,60 @@ def _draw_band(axes: "Axes", values: list[int], spreads: list[dict[str, float]],
 
 
 DASHES = ("-", "--", ":", "-.")  # by position, so that lines of one colour differ
+MAX_ACROSS = 3  # panels of federations beside each other
 
 
-def curves(comparison: Comparison) -> "Figure":
+def curves(comparison: Comparison | ComparisonByData, metric: str | None = None) -> "Figure":
     """Draws the metric of every setting by round: mean of the seeds (line), and one standard deviation (band).
 
-    A line marks a drift of the data.
+    Of several federations each has a panel. A line marks a drift of the data, a dotted one the target.
 
     Args:
-        comparison: result of `jaxfl.analysis.comparison.compare`.
+        comparison: result of `jaxfl.analysis.comparison.compare` or `compare_by_data`.
+        metric: entry of the histories; None draws the one that each setting is compared by.
     """
     from matplotlib.ticker import MaxNLocator
 
-    figure = style.figure((9, max(4.2, 0.5 + 0.18 * len(comparison.lines))))  # inches: a line of the legend for each
-    axes = figure.subplots()
-    for place, (line, color) in enumerate(zip(comparison.lines, style.line_colors(len(comparison.lines)), strict=True)):
-        rounds, values = _values_by_round(line, comparison.metric)
-        mean = values.mean(0)
-        dashes = DASHES[place % len(DASHES)]
-        marker = "o" if len(rounds) < 3 else ""
-        axes.plot(rounds, mean, dashes, label=line.name, color=color, lw=1.6, marker=marker, ms=4)
+    parts = {"": comparison} if isinstance(comparison, Comparison) else comparison.parts
+    names = list(dict.fromkeys(line.name for part in parts.values() for line in part.lines))
+    looks: dict[str, dict[str, Any]] = {
+        name: {"label": name, "color": color, "ls": DASHES[place % len(DASHES)]}
+        for place, (name, color) in enumerate(zip(names, style.line_colors(len(names)), strict=True))
+    }
+    across = min(len(parts), MAX_ACROSS)
+    down = math.ceil(len(parts) / across)
+    legend = 0.5 + 0.18 * len(names)  # inches: a line of the legend for each
+    figure = style.figure((9 if across == 1 else 2.4 + 3.6 * across, max(4.2 if down == 1 else 3.2 * down, legend)))
+    panels = figure.subplots(down, across, squeeze=False).flat
+    labelled: dict[str, Any] = {}
+    for (data, part), axes in zip(parts.items(), panels, strict=False):
+        _draw_curves(axes, part, metric, looks)
+        drawn = [metric] if metric else dict.fromkeys(line.metric for line in part.lines)
+        axes.set_title(" or ".join(drawn).replace("_", " ") + (f", {data}" if data else ""), fontsize=10, loc="left")
+        axes.set_xlabel("round")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        style.light_grid(axes)
+        labelled = {**dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True)), **labelled}
+    for axes in panels:  # of the last row of panels
+        axes.set_axis_off()
+    labels = [*names, *(label for label in labelled if label not in looks)]
+    handles = [labelled[label] for label in labels]
+    figure.legend(handles, labels, loc="outside right upper", fontsize=8, frameon=False, handlelength=3)
+    return figure
+
+
+def _draw_curves(axes: "Axes", found: Comparison, metric: str | None, looks: dict[str, dict[str, Any]]) -> None:
+    """Draws a metric of every setting by round, or the one that each is compared by, with the target and the drift."""
+    for line in found.lines:
+        rounds, values = _values_by_round(line, line.metric if metric is None else metric)
+        mean, look = values.mean(0), looks[line.name]
+        axes.plot(rounds, mean, lw=1.6, marker="o" if len(rounds) < 3 else "", ms=4, **look)
         if len(values) > 1:
             spread = values.std(0, ddof=1)
-            axes.fill_between(rounds, mean - spread, mean + spread, color=color, alpha=0.15, lw=0)
-    if comparison.target is not None:
-        axes.axhline(comparison.target, color="#444444", lw=1, ls=(0, (1, 3)))
-    style.mark_drift(axes, (run for line in comparison.lines for run in line.runs.values()))
-    axes.set_title(comparison.metric.replace("_", " "), fontsize=10, loc="left")
-    axes.set_xlabel("round")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    style.light_grid(axes)
-    figure.legend(loc="outside right upper", fontsize=8, frameon=False, handlelength=3)
-    return figure
+            axes.fill_between(rounds, mean - spread, mean + spread, color=look["color"], alpha=0.15, lw=0)
+    if found.target is not None and metric is None:
+        axes.axhline(found.target, color="#444444", lw=1, ls=(0, (1, 3)))
+    style.mark_drift(axes, (run for line in found.lines for run in line.runs.values()))
 
 
 def _values_by_round(line: Line, metric: str) -> tuple[list[int], np.ndarray]:

@@ -20,6 +20,7 @@ from jaxfl.simulation.host.streaming import RowStream
 from jaxfl.simulation.interrupts import Deferred, Stopped
 from jaxfl.simulation.program import Advance
 from jaxfl.simulation.progress import Diverged, Progress
+from jaxfl.simulation.records.identity import federation_fingerprint
 from jaxfl.simulation.result import Event, Result, shortfall_of, summary_of
 from jaxfl.simulation.rounds import HostRounds, Rounds, arriving_clients
 from jaxfl.simulation.schedule import Clock
@@ -136,6 +137,8 @@ class RunState:
             progress,
             clock,
             seed=of_seed.seed,
+            fingerprint=federation_fingerprint(of_seed.identity),
+            rounds_asked=spec.schedule.rounds,
             cohort=prepared.size,
             compile_seconds=self._program.compile_seconds,
             lower_is_better=list(prepared.method.task.metrics.lower),

@@ -6,13 +6,14 @@ import re
 import shutil
 
 import numpy as np
+import pandas
 import pytest
 from rich.console import Console
 from scipy import stats
 
 import jaxfl
 from jaxfl.analysis import finished
-from jaxfl.analysis.comparison import compare, mean_cell, paired
+from jaxfl.analysis.comparison import compare, holm, mean_cell, paired
 from jaxfl.cli.app import main
 from jaxfl.cli.tables.console import print_table
 from jaxfl.jobs import job
@@ -21,6 +22,7 @@ from jaxfl.plots.curves import curves
 from jaxfl.settings import options
 from tests.messages import mentions
 
+FILES = ("config.json", "summary.json")
 FEDAVG, STOCFL = (0.60, 0.64, 0.62), (0.90, 0.93, 0.89)
 
 
@@ -28,13 +30,14 @@ def record(round, accuracy):
     return {"round": round, "micro_accuracy": accuracy, "bytes_up": 1e9 * round, "bytes_down": 2e9 * round}
 
 
-def write(folder, seed, accuracy, method="fedavg", complete=None, **options):
+def write(folder, seed, accuracy, method="fedavg", complete=None, data="digits", fingerprint="one", **options):
     """Writes what a run of 10 rounds leaves: half of its accuracy at the fifth."""
     config = {**(complete or {}), **options}
     options = {name: value for name, value in config.items() if name not in ("method", "data")}
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
-    summary = {"method": method, "data": "digits", "seed": seed, "rounds": 10, "cohort": 5, "options": options}
+    summary = {"method": method, "data": data, "seed": seed, "rounds": 10, "cohort": 5, "options": options}
+    summary |= {} if fingerprint is None else {"fingerprint": f"{data}-{fingerprint}-{seed}"}
     summary |= {"micro_accuracy": accuracy, "macro_accuracy": accuracy, "num_clusters": 4, "seconds_per_round": 0.5}
     (folder / "summary.json").write_text(json.dumps(summary))
     lines = [record(5, accuracy / 2), record(10, accuracy)]
@@ -146,7 +149,7 @@ def test_only_common_seeds_are_paired(runs):
     write(runs / "more" / "b", 9, 0.8, "ifca")
     write(runs / "other", 9, 0.8, "local")
     found = compare(finished.read_runs([runs / "fedavg", runs / "more", runs / "other"])[0])
-    assert found.difference(found.lines[1]) == pytest.approx((0.7 - FEDAVG[2], None, None, 1))
+    assert found.difference(found.lines[1]) == pytest.approx((0.7 - FEDAVG[2], None, None, 1, None))
     assert found.difference(found.lines[2]) is None
     assert [row[-2:] for row in found.table()[2:]] == [["+8.00", ""], ["no common seed", ""]]
 
@@ -159,7 +162,7 @@ def test_costs_are_counted_to_what_all_reach(runs):
     place = header.index("rounds to 60 %")
     assert [row[place : place + 2] for row in rows] == [["10.0", "30.00"]] * 2
     early = compare(finished.read_runs([runs])[0], target=0.46)
-    assert early.lines[1].reached("micro_accuracy", 0.46, ("round",)) == [10, 5, 10]
+    assert early.lines[1].reached(0.46, ("round",)) == [10, 5, 10]
     assert early.table()[2][place : place + 2] == ["8.3", "25.00"]
     assert [row[place] for row in compare(finished.read_runs([runs / "fedavg" / "seed-0"])[0]).table()[1:]] == ["10"]
     never = compare(finished.read_runs([runs])[0], target=0.95)
@@ -167,8 +170,8 @@ def test_costs_are_counted_to_what_all_reach(runs):
 
 
 def test_what_was_sent_is_in_units_that_say_something(runs):
-    """15 GB until round 5; the same runs with a thousandth of the bytes."""
-    for size, unit in ((1, "GB"), (1e-3, "MB")):
+    """15 GB until round 5; the same runs with a thousandth of the bytes, and of these."""
+    for size, unit in ((1, "GB"), (1e-3, "MB"), (1e-3, "kB")):
         for file in runs.glob("*/*/history.jsonl"):
             lines = [json.loads(line) for line in file.read_text().splitlines()]
             lines = [line | {name: size * line[name] for name in ("bytes_up", "bytes_down")} for line in lines]
@@ -480,7 +483,7 @@ def test_runs_of_one_seed_are_refused(runs):
 
 def test_a_number_that_is_infinite_ends_nothing_and_is_no_earlier_one(tmp_path):
     """The perplexity of a loss above 709 is infinite, which is null in a file."""
-    assert paired([(math.inf, 1.0), (2.0, 1.0)])[1:] == (None, None, 2)
+    assert paired([(math.inf, 1.0), (2.0, 1.0)])[1:] == (None, None, 2, None)
     assert mean_cell([math.inf, 1.0], 2, spread=True) == "inf"
     summaries = [{"seed": seed, "micro_perplexity": value} for seed, value in enumerate((math.inf, 3.0))]
     assert job.summarise_seeds(summaries, tmp_path)["micro_perplexity"] == {"mean": math.inf, "std": None}
@@ -516,3 +519,195 @@ def test_settings_of_which_some_lack_an_option_are_all_there(tmp_path):
     found, _ = finished.read_runs([tmp_path])
     assert sorted(found) == ["my.py:factory drift=none", "my.py:factory drift=unknown"]
     assert all(len(runs) == 2 for runs in found.values())
+
+
+def put(folder, **entries):
+    """Writes entries into the summary of a run."""
+    path = folder / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"data": "cifar"}, {"fingerprint": "split-anew"}, {"rounds_asked": 20}, {"cohort": 9}, {"eval_clients": 3}],
+)
+def test_only_runs_on_equal_federations_are_paired(tmp_path, capsys, other):
+    """Differences and bold means are within each federation and budget."""
+    kept = {name: other[name] for name in ("data", "fingerprint") if name in other}
+    for seed in range(3):
+        for method, accuracy in (("fedavg", 0.5), ("ifca", 0.6 + 0.01 * seed)):
+            write(tmp_path / f"{method}-{seed}", seed, accuracy, method)
+            put(tmp_path / f"{method}-{seed}", eval_clients=5)
+        write(tmp_path / f"prox-{seed}", seed, 0.9, "fedprox", **kept)
+        put(tmp_path / f"prox-{seed}", **{"eval_clients": 5} | {key: other[key] for key in other if key not in kept})
+    found = compare(finished.read_runs([tmp_path])[0])
+    ifca, fedprox = found.lines[1:]
+    assert found.difference(ifca).seeds == 3 and found.difference(fedprox) is None
+    assert len(found.data) == 2 and found.target is None, "nor is there a cost of what both reach"
+    header, *rows = found.table(bold="<{}>")
+    micro = [row[header.index("micro")] for row in rows]
+    assert [cell[0] == "<" for cell in micro] == [False, True, False], "a better one on other data is no better one"
+    assert rows[2][header.index("p") - 1] == ""
+    with pytest.raises(SystemExit):
+        main(["compare", str(tmp_path)])
+    assert re.search(mentions("note", 2, "--by data"), capsys.readouterr().err)
+
+
+def test_runs_without_a_fingerprint_are_compared_and_not_paired(tmp_path, capsys):
+    for seed in range(3):
+        write(tmp_path / f"old/{seed}", seed, 0.5, fingerprint=None)
+        write(tmp_path / f"new/{seed}", seed, 0.6 + 0.01 * seed, "ifca")
+        write(tmp_path / f"newer/{seed}", seed, 0.7 - 0.01 * seed, "fedprox")
+    with pytest.raises(SystemExit):
+        main(["compare", *(str(tmp_path / name) for name in ("old", "new", "newer"))])
+    printed = capsys.readouterr()
+    assert printed.err.count("fingerprint") == 1 and re.search(mentions("old/0", "--resume"), printed.err)
+    assert printed.out.count("data unknown") == 2 and "61.00" in printed.out
+    found = compare(finished.read_runs([tmp_path / "new", tmp_path / "newer", tmp_path / "old"])[0])
+    assert found.difference(found.lines[1]).seeds == 3 and found.difference(found.lines[2]) is None
+
+
+def test_a_run_and_its_folder_say_on_which_federation_it_was(tmp_path, empty_pictures):
+    """The same in config, summary and result; an old run gets it when it is resumed, though no round is left."""
+    small = {"rounds": 1, "cohort": 4, "model": "logistic", "num_clients": 4}
+    results = {
+        name: jaxfl.run_named("fedavg", "rotated-digits", rows_per_client=rows, out=tmp_path / name, **small)
+        for name, rows in (("a", 20), ("b", 30))
+    }
+    for name, result in results.items():
+        entries = {json.loads((tmp_path / name / file).read_text())["fingerprint"] for file in FILES}
+        assert entries == {result.summary["fingerprint"]}
+    (settings, _), one, other = finished.read_runs([tmp_path / "a"]), *results.values()
+    found = compare({**settings, "one": [one], "other": [other]})
+    assert found.difference(found.lines[1]).seeds == 1 and found.difference(found.lines[2]) is None
+    with pytest.raises(ValueError, match=mentions("settings", "both", "compare_by_data")):
+        compare({"both": [one, other]})
+    for file in FILES:
+        entries = json.loads((tmp_path / "a" / file).read_text())
+        del entries["fingerprint"]
+        (tmp_path / "a" / file).write_text(json.dumps(entries))
+    jaxfl.load(tmp_path / "a").resume()
+    assert {json.loads((tmp_path / "a" / file).read_text())["fingerprint"] for file in FILES} == {
+        one.summary["fingerprint"]
+    }
+
+
+def test_methods_by_data(tmp_path, capsys):
+    """A column for each federation with its own best; what differs between federations alone is not in the names."""
+    for data, rate, accuracies in (("rotated-digits", 0.1, (0.5, 0.7)), ("iid-digits", 0.3, (0.9, 0.8))):
+        for seed in range(3):
+            for (method, more), accuracy in zip(
+                (("fedavg", {}), ("ifca", {"num_clusters": 3})), accuracies, strict=True
+            ):
+                settings = options.route(method, data, learning_rate=rate, **more).complete()
+                write(tmp_path / data / method / str(seed), seed, accuracy + 0.01 * seed, method, settings, data=data)
+    write(tmp_path / "more", 0, 0.6, "local", options.route("local", "iid-digits").complete(), data="iid-digits")
+    files = [tmp_path / name for name in ("t.md", "t.tex", "t.csv", "c.png", "p.html")]
+    asked = [
+        word
+        for name, file in zip(("markdown", "latex", "csv", "plot", "html"), files, strict=True)
+        for word in (f"--{name}", str(file))
+    ]
+    folders = [str(tmp_path / name) for name in ("rotated-digits", "iid-digits", "more")]
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", *folders, "--by", "data", *asked])
+    assert ended.value.code == 0
+    table = [[cell.strip() for cell in line.strip("| \n").split("|")] for line in files[0].read_text().splitlines()]
+    assert table[0] == ["setting", "rotated-digits", "iid-digits"]
+    assert table[2:] == [
+        ["fedavg", "51.00 ± 1.00", "**91.00 ± 1.00**"],
+        ["ifca", "**71.00 ± 1.00**", "81.00 ± 1.00"],
+        ["local", "-", "60.00"],
+    ]
+    assert r"ifca & \textbf{71.00 $\pm$ 1.00} & 81.00 $\pm$ 1.00" in files[1].read_text()
+    frame = pandas.read_csv(files[2])
+    assert [*frame[["setting", "data"]].itertuples(index=False, name=None)] == [
+        *((name, "rotated-digits") for name in ("fedavg", "ifca")),
+        *((name, "iid-digits") for name in ("fedavg", "ifca", "local")),
+    ]
+    assert frame["difference mean"].round(6).tolist()[1::2] == [0.2, -0.1]
+    assert files[3].stat().st_size > 10_000
+    page = files[4].read_text(encoding="utf-8")
+    assert "<td><b>71.00 ± 1.00</b></td>" in page and "<h2>iid-digits</h2>" in page
+    assert page.count("<td>rotated-digits</td>") == 6 and page.count("<td>iid-digits</td>") == 7  # of the runs
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", *folders, "--by", "seed"])
+    assert ended.value.code == 2 and re.search(mentions("by", "seed", "data"), capsys.readouterr().err)
+
+
+def test_p_is_adjusted_for_the_table_and_ranks_are_tested_beside_it(tmp_path):
+    accuracies = {"fedavg": [0.5, 0.52, 0.55, 0.51], "ifca": [0.6, 0.61, 0.68, 0.7], "ditto": [0.53, 0.51, 0.57, 0.54]}
+    for method, values in accuracies.items():
+        for seed, value in enumerate(values):
+            write(tmp_path / method / str(seed), seed, value, method)
+    found = compare(finished.read_runs([tmp_path / name for name in accuracies])[0], columns=("p", "holm", "wilcoxon"))
+    expected = [stats.ttest_rel(accuracies[name], accuracies["fedavg"]).pvalue for name in ("ifca", "ditto")]
+    ranks = [stats.wilcoxon(np.subtract(accuracies[name], accuracies["fedavg"])).pvalue for name in ("ifca", "ditto")]
+    frame = found.to_pandas()
+    assert frame["difference p"].tolist()[1:] == pytest.approx(expected)
+    assert frame["difference holm"].tolist()[1:] == pytest.approx(holm(expected)) and holm(expected) != expected
+    assert frame["difference wilcoxon"].tolist()[1:] == pytest.approx(ranks)
+    header, _, *rows = found.table()
+    assert header[1:] == ["p", "p (Holm)", "p (Wilcoxon)"]
+    numbers = zip(expected, holm(expected), ranks, strict=True)
+    assert [row[1:] for row in rows] == [[f"{p:.3g}" for p in one] for one in numbers]
+
+
+def test_equal_ranks_are_equal_though_the_numbers_are_rounded():
+    """Accuracies are shares of few rows: 0.1 - 0.2 and 0.5 - 0.4 are as far from 0."""
+    pairs = [(0.1, 0.2), (0.5, 0.4), (0.9, 0.7), (0.8, 0.5), (0.3, 0.3)]
+    ranks = stats.wilcoxon([-1.0, 1.0, 2.0, 3.0, 0.0], method=stats.PermutationMethod(n_resamples=32)).pvalue
+    assert paired(pairs).wilcoxon == pytest.approx(ranks)
+
+
+def test_a_row_is_compared_by_its_fine_tuned_models(tmp_path, capsys):
+    """Beside rows that were not fine-tuned, which are compared by the models that they serve."""
+    for seed in range(3):
+        write(tmp_path / f"ditto/{seed}", seed, 0.7, "ditto")
+        for epochs in (None, 1):
+            write(tmp_path / f"fedavg-{epochs}/{seed}", seed, 0.6, "fedavg", **{"run.finetune": epochs})
+        folder = tmp_path / f"fedavg-1/{seed}"
+        put(folder, finetuned_micro_accuracy=0.8 + 0.01 * seed)
+        lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+        tuned = [json.dumps(line | {"finetuned_micro_accuracy": 0.8 + 0.01 * seed}) + "\n" for line in lines]
+        (folder / "history.jsonl").write_text("".join(tuned))
+    settings, _ = finished.read_runs([tmp_path / "ditto", tmp_path])
+    assert list(settings) == ["ditto", "fedavg finetune=1", "fedavg"]
+    for metric in ("tuned", "finetuned_micro_accuracy", {"fedavg finetune=1": "tuned"}):
+        found = compare(settings, metric=metric)
+        header, *rows = found.table(bold="<{}>")
+        assert header[:4] == ["setting", "seeds", "metric", "compared"]
+        assert [row[2:4] for row in rows] == [
+            ["micro", "70.00 ± 0.00"],
+            ["tuned", "<81.00 ± 1.00>"],
+            ["micro", "60.00 ± 0.00"],
+        ]
+        assert [found.difference(line).mean for line in found.lines[1:]] == pytest.approx([0.11, -0.1])
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", str(tmp_path), "--metric", "fedavg finetune=1=tuned", "--html", str(tmp_path / "p.html")])
+    assert ended.value.code == 0 and "compared" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=mentions("metric", "ifca", "ditto")):
+        compare(settings, metric={"ifca": "tuned"})
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", str(tmp_path), "--metric", "tuned", "--metric", "macro"])
+    assert ended.value.code == 2 and re.search(mentions("--metric", "tuned", "macro"), capsys.readouterr().err)
+
+
+def test_newcomers_have_a_column_and_are_compared(tmp_path):
+    for method, unseen in (("fedavg", 0.4), ("ifca", 0.5)):
+        write(tmp_path / method, 0, 0.9, method)
+        put(tmp_path / method, unseen_micro_accuracy=unseen)
+        path = tmp_path / method / "history.jsonl"
+        path.write_text(path.read_text().replace("{", f'{{"unseen_micro_accuracy": {unseen}, '))
+    found = compare(finished.read_runs([tmp_path])[0], metric="unseen")
+    header, *rows = found.table()
+    assert [row[header.index("unseen")] for row in rows] == ["40.00", "50.00"] and "metric" not in header
+    assert found.difference(found.lines[1]).mean == pytest.approx(0.1)
+
+
+def test_usual_values_are_in_no_name(tmp_path):
+    """A method that fine-tunes by default beside one that does not, and one that was asked to."""
+    for place, (method, given) in enumerate((("perfedavg", {}), ("fedavg", {}), ("fedavg", {"finetune": 2}))):
+        complete = options.route(method, "rotated-digits", **given).complete()
+        write(tmp_path / str(place), 0, 0.5, method, complete, data="rotated-digits")
+    assert list(finished.read_runs([tmp_path])[0]) == ["perfedavg", "fedavg", "fedavg finetune=2"]

@@ -37,7 +37,7 @@ from jaxfl.simulation.records.history import (
     read_records,
     write_json,
 )
-from jaxfl.simulation.records.identity import FIELDS
+from jaxfl.simulation.records.identity import FIELDS, FINGERPRINT
 from jaxfl.typing import Params
 
 LOCK = ".jaxfl.lock"
@@ -134,6 +134,7 @@ CHANGEABLE = (
     "eval_every",
     "checkpoint_every",
     "data_dir",
+    FINGERPRINT,  # is known when the data are loaded; a checkpoint's identity holds it
     *MACHINE_OPTIONS,
 )  # of a config: may be others on resume
 FILE_SUFFIX = "_file"  # ends the name of what may be another, too: where a user's file lies; its content has a checksum

@@ -18,6 +18,8 @@ from jaxfl.simulation.evaluation.finetune import FineTune
 
 LOOKED_AT = 1000  # rows of a mapped file that say which file it is
 FIELDS = "data_fields"  # of an identity, see `fields_of`
+FINGERPRINT = "fingerprint"  # in a config and a summary, see `federation_fingerprint`
+DATA_CHECKSUM = "data_checksum"  # in a config, and among the options of a summary: of the user's own files
 
 
 def check_config(config: Mapping[str, Any] | None) -> None:
@@ -61,7 +63,7 @@ def identity_of(
         sampler: draws the cohorts, by its name.
         finetune: what clients train before they are tested a second time; not its optimiser, which has no name.
     """
-    identity = {**config, "seed": seed, "cohort": size, "data": fingerprint(data), FIELDS: fields_of(data)}
+    identity = {**config, "seed": seed, "cohort": size, **data_identity(data)}
     if sampler is not sampling.uniform:
         identity["sampler"] = sampling.sampler_name(sampler)
     if finetune is not None:
@@ -93,6 +95,16 @@ def fingerprint(data: FederatedData) -> str:
         checksum = zlib.crc32(looked_at.data, checksum) if looked_at.size else checksum
     name = data.name if data.attack is None else f"{data.name}-{data.attack.kind}"
     return f"{name}-{checksum:08x}"
+
+
+def data_identity(data: FederatedData) -> dict[str, Any]:
+    """Returns the entries of an identity that say on which federation the run is."""
+    return {"data": fingerprint(data), FIELDS: fields_of(data)}
+
+
+def federation_fingerprint(identity: Mapping[str, Any]) -> str:
+    """Returns what equal federations with equal splits have in common, and no others, from `data_identity`."""
+    return f"{identity['data']}-{identity[FIELDS]}"
 
 
 def fields_of(data: FederatedData) -> str:
