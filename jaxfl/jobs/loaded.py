@@ -308,7 +308,7 @@ def _settings_of_config(folder: Path, config: dict[str, Any], trust: bool | list
 
 def _route(config: dict[str, Any], weights: str | None) -> options.Settings:
     """Returns the settings of a config with the options that differ from their defaults."""
-    names: list[Any] = [config.get(name) for name in OWNER_NAMES]
+    names: list[Any] = [*(config[name] for name in OWNER_NAMES[:4]), config.get("server_optimizer")]
     defaults = options.default_values(*names)
     given = {
         key: value

@@ -612,7 +612,7 @@ def test_methods_by_data(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["compare", *folders, "--by", "data", *asked])
     assert ended.value.code == 0
-    table = [[cell.strip() for cell in line.strip("| \n").split("|")] for line in files[0].read_text().splitlines()]
+    table = [[cell.strip() for cell in line.strip("| \n").split("|")] for line in files[0].read_text().splitlines()[2:]]
     assert table[0] == ["setting", "rotated-digits", "iid-digits"]
     assert table[2:] == [
         ["fedavg", "51.00 ± 1.00", "**91.00 ± 1.00**"],
