@@ -110,7 +110,7 @@ OLDER_FILES = (  # of the jobs of versions that did not list their files
     "alluvial.png", "confusion.png", "personalisation.png", "classes.png", "similarity.png",
 )  # fmt: skip
 CONFIG_TYPES: EntryTypes = {
-    "method|data": (str,),
+    "method|data|fingerprint": (str,),
     "rounds|seed": (int,),
     "cohort": (int, float),
     "eval_every|checkpoint_every": (int, type(None)),
@@ -119,7 +119,7 @@ CONFIG_TYPES: EntryTypes = {
 }
 _METRICS = r"(.*_)?(micro|macro|std|worst_decile|p\d+)_.*|(.*_)?(loss|seconds|bytes)"
 SUMMARY_TYPES: EntryTypes = {
-    "method|data": (str,),
+    "method|data|fingerprint": (str,),
     "rounds|seed|rounds_asked|num_clients|eval_clients|seeds_together": (int,),
     "cohort": (int, float),
     "options": (dict,),
