@@ -77,7 +77,7 @@ def read_arrays(path: Path, wanted: Collection[str] | None = None) -> tuple[dict
                 values = {}
                 for name, info in chosen.items():
                     with _open_member(archive, info) as member:
-                        values[name] = _read_npy(member, info.file_size)
+                        values[name] = _read_npy(name, member, info.file_size)
                 return values, list(members)
         except DAMAGE as error:
             raise ValueError(str(error) or type(error).__name__) from error
@@ -90,7 +90,7 @@ def _open_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> IO[bytes]:
     return archive.open(info)
 
 
-def _read_npy(member: IO[bytes], size: int) -> np.ndarray:
+def _read_npy(name: str, member: IO[bytes], size: int) -> np.ndarray:
     """Returns the array of a member of `size` bytes; raises ValueError if its header declares another size."""
     version = np.lib.format.read_magic(member)
     read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -98,7 +98,10 @@ def _read_npy(member: IO[bytes], size: int) -> np.ndarray:
         raise ValueError(f"an array has format version {version}; write it with np.savez")
     shape, fortran, dtype = read_header[version](member)
     if dtype.hasobject or not dtype.itemsize:
-        raise ValueError("an array has Python objects or items of no bytes; only numbers and strings are read")
+        raise ValueError(
+            f"array {name} has Python objects or items of no bytes, and only numbers and strings are read; pad lists "
+            "to one length, and fill missing values"
+        )
     declared = math.prod(shape) * dtype.itemsize
     if declared != size - member.tell():
         raise ValueError(f"an array's header declares {declared:,} bytes, got {size - member.tell():,}")

@@ -20,7 +20,6 @@ from jaxfl.data.windows import value_range
 from jaxfl.typing import AnyArray
 
 STANDARDISE = "subtract the mean of each column and divide by its standard deviation"
-PIXELS = "convert them with astype, pixels to uint8"
 # Remedies for inputs of other types, by NumPy's kind.
 CONVERSIONS = {
     "b": "use astype(np.float32)",
@@ -235,9 +234,14 @@ def check_input_type(name: str, inputs: np.ndarray) -> None:
     if inputs.dtype in (np.uint8, np.float32, np.float64):
         return
     if inputs.dtype.kind not in "iu" or inputs.ndim > 2:
+        remedy = CONVERSIONS.get(inputs.dtype.kind, "convert them with astype(np.float32)")
+        if inputs.dtype.kind in "iu" and inputs.size:
+            low, high = int(inputs.min()), int(inputs.max())
+            scaled = f"use (inputs / {max(high, 1)}).astype(np.float32)"
+            remedy = "use inputs.astype(np.uint8) for pixels" if low >= 0 and high <= 255 else scaled
         raise ValueError(
             f"{name} must be uint8, float32 or float64, or integers [P] or [P, T] such as tokens, got {inputs.dtype} "
-            f"of shape {inputs.shape}; {CONVERSIONS.get(inputs.dtype.kind, PIXELS)}."
+            f"of shape {inputs.shape}; {remedy}."
         )
     to_integers(name, inputs, remedy="renumber tokens, or convert numbers to floats")
 

@@ -4,11 +4,14 @@ PyTorch has channels before rows and columns, Keras has classes in a column or a
 images before they normalise them. None of these is guessed: an array means what its type and shape say here.
 """
 
+import math
 import warnings
 
 import numpy as np
 
 CHANNELS = (1, 3)  # of grey and colour images
+ASCII = 127  # largest byte of most texts
+FILL = 1e20  # NumPy's value for masked entries
 MAX_FLOAT = 1 << 24  # largest of the integers that float32 keeps apart
 SAMPLE = 256  # rows that are looked at for whole numbers
 
@@ -28,6 +31,10 @@ def warn_input_conventions(inputs: np.ndarray, mean: np.ndarray | None, std: np.
             f"{inputs.shape[1]} x {inputs.shape[2]} pixels and {inputs.shape[3]} channels; use "
             "inputs.transpose(0, 2, 3, 1)."
         )
+    if inputs.dtype.kind == "f" and inputs.max() == inputs.dtype.type(FILL):
+        _warn(
+            f"inputs have the value {FILL:g}, which NumPy writes for masked entries; leave these rows out or fill them."
+        )
     if inputs.dtype == np.int32 and max(int(inputs.max()), -int(inputs.min())) > MAX_FLOAT:
         _warn(
             f"inputs are integers from {inputs.min()} to {inputs.max()}, and a network of numbers rounds those above "
@@ -45,7 +52,14 @@ def warn_input_conventions(inputs: np.ndarray, mean: np.ndarray | None, std: np.
                 f"mean and std are in the units of inputs, here 0..{high}, got std={float(std.max()):g}; multiply both "
                 "by 255 if they are those of images from 0 to 1."
             )
-    elif inputs.dtype.kind == "f" and inputs.ndim > 2:
+    elif inputs.dtype == np.int32 and are_flat_images(inputs.shape):
+        low, high = int(inputs.min()), int(inputs.max())
+        if low >= 0 and ASCII < high <= 255:
+            _warn(
+                f"inputs are integers 0..{high} in rows of {inputs.shape[1]}, and are taken for tokens, which are not "
+                "scaled; for pixels use inputs.astype(np.uint8)."
+            )
+    elif inputs.dtype.kind == "f" and (inputs.ndim > 2 or are_flat_images(inputs.shape)):
         low, high = float(inputs.min()), float(inputs.max())
         sample = inputs[np.linspace(0, len(inputs) - 1, min(len(inputs), SAMPLE)).astype(np.int64)]
         flat = sample.reshape(len(sample), -1)
@@ -60,6 +74,20 @@ def warn_input_conventions(inputs: np.ndarray, mean: np.ndarray | None, std: np.
                 f"mean and std are in the units of inputs, here {low:g}..{high:g}, got std={float(std.min()):g}; "
                 "divide both by 255 if they are those of images from 0 to 255."
             )
+
+
+def are_flat_images(shape: tuple[int, ...]) -> bool:
+    """Returns whether inputs `[P, F]` may be square images in rows, grey or of three colours, of 8 x 8 pixels or more.
+
+    >>> are_flat_images((9, 784)), are_flat_images((9, 3072)), are_flat_images((9, 100, 1)), are_flat_images((9, 80))
+    (True, True, False, False)
+    """
+    return len(shape) == 2 and shape[1] >= 64 and any(math.isqrt(size) ** 2 == size for size in _grey_sizes(shape[1]))
+
+
+def _grey_sizes(size: int) -> list[int]:
+    """Returns the numbers of pixels of images with `size` values."""
+    return [size // channels for channels in CHANNELS if size % channels == 0]
 
 
 def have_channels_first(shape: tuple[int, ...]) -> bool:

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 
+from jaxfl.data import casts
 from jaxfl.data.sources.base import Source
 
 
@@ -35,7 +36,7 @@ def combined(first: Source, second: Source) -> Source:
 
     def join(field: str) -> np.ndarray | None:
         parts = [getattr(source, field) for source in (first, second)]
-        return None if parts[0] is None or parts[1] is None else np.concatenate(parts)
+        return None if parts[0] is None or parts[1] is None else casts.join(field, parts)
 
     def domains(field: str) -> np.ndarray | None:
         parts = [getattr(source, field) for source in (first, second)]
@@ -44,7 +45,7 @@ def combined(first: Source, second: Source) -> Source:
     return Source(
         first.name,
         np.concatenate([first.inputs, second.inputs]),
-        np.concatenate([first.labels, second.labels]),
+        casts.join("labels", [first.labels, second.labels]),
         max(first.num_classes, second.num_classes),
         join("test_inputs"),
         join("test_labels"),

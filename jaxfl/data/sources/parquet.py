@@ -81,7 +81,7 @@ def _array_from_lists(where: str, column: Any) -> np.ndarray:
         fixed = types.is_fixed_size_list(column.type)
         sizes = [column.type.list_size] if fixed else np.unique(column.drop_null().value_lengths().to_numpy()).tolist()
         if column.null_count or len(sizes) != 1:
-            raise ValueError(f"{where}: images must have one shape, got sides of {sizes}; resize them.")
+            raise ValueError(f"{where}: images must have one shape, got sides of {sizes}; resize images, pad series.")
         shape.append(sizes[0])
         column = column.flatten()
     if column.null_count or not (types.is_integer(column.type) or types.is_floating(column.type)):

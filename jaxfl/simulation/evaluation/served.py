@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from jaxfl import engine
 from jaxfl.client.passes import BLOCK_ROWS
 from jaxfl.cohort import Plan
+from jaxfl.data.arrays import plain_array
 from jaxfl.data.clients import Batch, FederatedData, Split, array_fields
 from jaxfl.methods.base import Method
 from jaxfl.schema import check_type
@@ -36,7 +37,7 @@ def predict(task: Task, model: Params, data: FederatedData, inputs: ArrayLike) -
     Raises:
         ValueError: they have another shape, or are floats where the federation has pixels or tokens.
     """
-    rows, kind = np.asarray(inputs), np.dtype(data.inputs.dtype)
+    rows, kind = plain_array("inputs", inputs), np.dtype(data.inputs.dtype)
     if rows.shape[1:] != data.input_shape or rows.ndim == 0:
         wanted = ", ".join(map(str, ("B", *data.input_shape)))
         raise ValueError(
