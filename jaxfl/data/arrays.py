@@ -1,5 +1,6 @@
 """Plain arrays of what users bring: arrays, lists, frames, tensors; of all else, an error with the line to write."""
 
+import reprlib
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,8 @@ def plain_array(name: str, values: Any, where: str = "", *, objects: bool = Fals
         )
     if hasattr(values, "columns") and hasattr(values, "dtypes"):
         _check_frame(name, values)
+        if len({dtype.kind for dtype in values.dtypes}) > 1:  # or columns of bools would make all columns objects
+            values = values.astype(np.float64)
     try:
         array = np.asarray(values)
     except ValueError as error:  # lists of different lengths
@@ -59,8 +62,8 @@ def plain_array(name: str, values: Any, where: str = "", *, objects: bool = Fals
             place = 0 if all(numeric) else numeric.index(False)
             entry, row = entries[place], place // (array.size // len(array)) if array.ndim else 0
             raise ValueError(
-                f"{name} must be an array of numbers, got Python objects, {entry!r} of type {type(entry).__name__} in "
-                f"row {row}{where}; use np.array({name}.tolist(), np.float32) after you have filled missing values."
+                f"{name} must be an array of numbers, got Python objects, {reprlib.repr(entry)} of type "
+                f"{type(entry).__name__} in row {row}{where}; fill missing values and use np.array({name}.tolist())."
             )
     return native(array)
 

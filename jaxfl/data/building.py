@@ -144,7 +144,7 @@ def _whole_numbers(name: str, values: np.ndarray | None) -> np.ndarray | None:
     """Returns int32 values of all clients `[N]`; raises ValueError if they are names or fractions."""
     if values is None:
         return None
-    values = np.asarray(values)
+    values = plain_array(name, values)
     if values.size and values.dtype.kind not in "iub":  # an empty list has floats
         remedy = "use astype(int)" if values.dtype.kind == "f" else "use np.unique(names, return_inverse=True)[1]"
         raise ValueError(f"{name} must be whole numbers, one for each client, got {values.dtype}; {remedy}.")
@@ -163,7 +163,7 @@ def _label_shifts(values: np.ndarray | None, num_classes: int) -> np.ndarray | N
 
 def _bools_per_client(name: str, values: Any) -> np.ndarray:
     """Returns bools of all clients `[N]`; raises ValueError for words, all of which are true in NumPy."""
-    values = np.asarray(values)
+    values = plain_array(name, values)
     if values.dtype.kind not in "iub" or not np.isin(values, (0, 1)).all():
         remedies = {"f": "use astype(bool)", "i": "convert ids of clients by np.isin(np.arange(N), ids)"}
         remedy = remedies.get(values.dtype.kind, "convert words by values == 'True'")
@@ -175,7 +175,7 @@ def _finite_degrees(tilt: np.ndarray | None, dtype: Any) -> np.ndarray | None:
     """Returns degrees of all clients `[N]`; raises ValueError unless they are finite numbers."""
     if tilt is None:
         return None
-    values = np.asarray(tilt)
+    values = plain_array("tilt", tilt)
     if values.dtype.kind not in "iuf" or not np.isfinite(values).all():
         got = "NaN or infinity" if values.dtype.kind == "f" else str(values.dtype)
         raise ValueError(f"tilt must be finite degrees, one number for each client, got {got}.")
@@ -234,7 +234,8 @@ def check_input_type(name: str, inputs: np.ndarray) -> None:
     if inputs.dtype in (np.uint8, np.float32, np.float64):
         return
     if inputs.dtype.kind not in "iu" or inputs.ndim > 2:
-        remedy = CONVERSIONS.get(inputs.dtype.kind, "convert them with astype(np.float32)")
+        kind = "V" if inputs.dtype.names else inputs.dtype.kind.replace("V", "f")  # floats of 16 bits are of kind V
+        remedy = CONVERSIONS.get(kind, "convert them with astype(np.float32)")
         if inputs.dtype.kind in "iu" and inputs.size:
             low, high = int(inputs.min()), int(inputs.max())
             scaled = f"use (inputs / {max(high, 1)}).astype(np.float32)"

@@ -98,7 +98,9 @@ def attack(data: FederatedData, kind: AttackKind, share: float, *, seed: int = 0
     """
     if not 0 <= share < 1:
         raise ValueError(f"attackers must be a share of the clients, 0 or more and below 1, got {share}; 0.2 is usual.")
-    if not 0 < scale < np.inf:
+    with np.errstate(over="ignore"):
+        usable = 0 < np.float32(scale) < np.inf
+    if not usable:
         raise ValueError(f"attack_scale must be above 0 and finite, got {scale}; 1 sends the reversed update.")
     if data.attack is not None:
         raise ValueError(f"attack must be applied to a federation without attackers, got one with {data.attack.kind}.")

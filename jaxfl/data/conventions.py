@@ -9,7 +9,8 @@ import warnings
 
 import numpy as np
 
-CHANNELS = (1, 3)  # of grey and colour images
+CHANNELS = (1, 3, 4)  # of grey and colour images, without and with transparency
+FEW = 20  # different whole numbers that may be classes
 ASCII = 127  # largest byte of most texts
 FILL = 1e20  # NumPy's value for masked entries
 MAX_FLOAT = 1 << 24  # largest of the integers that float32 keeps apart
@@ -126,17 +127,20 @@ def warn_label_conventions(labels: np.ndarray) -> None:
             f"labels of type {labels.dtype} have a single 1 in each of the {len(labels)} rows, and are predicted as "
             f"{labels.shape[1]} numbers, by regression; for classes use labels.argmax(1)."
         )
-    elif labels.dtype.kind == "f" and labels.size > 1:
-        first = labels.flat[0]
-        other = labels[labels != first]
-        pair = {float(first), float(other.flat[0])} if other.size else set()
-        if pair in ({0.0, 1.0}, {-1.0, 1.0}) and (other == other.flat[0]).all():
-            column = "[:, 0]" if labels.shape[1:] == (1,) else ""
-            use = f"(labels{column} > 0).astype(int)" if labels.ndim == 1 or column else "labels > 0 for several labels"
-            _warn(
-                f"labels of type {labels.dtype} are {min(pair):g} and {max(pair):g} alone, and are predicted as "
-                f"numbers, by regression; for classes use {use}."
-            )
+    elif labels.dtype.kind == "f" and labels.size:
+        different = np.unique(labels)
+        column = "[:, 0]" if labels.shape[1:] == (1,) else ""
+        classes = (
+            f"labels{column}.astype(int)" if labels.ndim == 1 or column else "labels.astype(bool) for several labels"
+        )
+        if different.tolist() == [-1.0, 1.0]:
+            classes = f"(labels{column} > 0).astype(int)"
+        elif not (2 <= len(different) <= min(FEW, len(labels) / 3) and (different == np.arange(len(different))).all()):
+            return
+        _warn(
+            f"labels of type {labels.dtype} are {len(different)} different whole numbers, {different[0]:g} to "
+            f"{different[-1]:g}, and are predicted as numbers, by regression; for classes use {classes}."
+        )
 
 
 def _warn(text: str) -> None:

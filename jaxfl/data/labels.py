@@ -27,7 +27,7 @@ COUNTED = {"classification": "class", "regression": "target", "multilabel": "lab
 COLUMN = "labels[:, 0]"  # converts a column of classes to classes
 MASKED = -1  # replaces a token that is not to be learned
 MAX_CLASSES = 1 << 24  # a network with more outputs than that fits no machine
-IDS = 100_000  # labels from here on are ids of something else, unless a hundredth of the classes has rows
+IDS = 10_000  # labels from here on are ids of something else, unless a hundredth of the classes has rows
 
 
 def label_kind(labels: AnyArray) -> LabelKind:
@@ -71,7 +71,9 @@ def prepare_labels(inputs: np.ndarray, labels: np.ndarray, num_classes: int | No
     if are_flags(inputs, labels):
         labels = labels.astype(bool)
     if labels.dtype.kind == "b" and labels.ndim == 1:
-        raise ValueError(f"labels of type bool must be [{len(inputs)}, L], got [{len(inputs)}]; add [:, None].")
+        raise ValueError(
+            f"labels of type bool must be [{len(inputs)}, L], got [{len(inputs)}]; use astype(int) for classes."
+        )
     if labels.dtype.kind == "f":
         _check_finite_targets(labels)
         wanted = inputs.dtype if inputs.dtype.kind == "f" else np.dtype(np.float32)
@@ -196,10 +198,13 @@ def check_values(inputs: AnyArray, labels: np.ndarray, num_classes: int) -> None
     least = 0 if kind == "classification" else MASKED
     if labels.size and not (least <= labels.min() and labels.max() < num_classes):
         place = np.unravel_index(np.argmax((labels < least) | (labels >= num_classes)), labels.shape)
+        remedy = "renumber the labels or raise num_classes"
+        if kind == "classification" and labels[place] < 0:
+            remedy = "use (labels > 0).astype(int)" if (np.abs(labels) == 1).all() else "number the labels from 0"
         masked = f", or {MASKED} where no token is to be learned" if kind == "next_token" else ""
         raise ValueError(
             f"labels must be in 0..{num_classes - 1} (num_classes={num_classes}){masked}, got {labels[place]} in row "
-            f"{place[0]}; renumber the labels or raise num_classes."
+            f"{place[0]}; {remedy}."
         )
     check_positions(inputs, labels)
 

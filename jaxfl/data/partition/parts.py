@@ -104,6 +104,11 @@ def number_lists(argument: str, lists: Iterable[Any], owner: str) -> Parts:
     for index, numbers in enumerate(lists):
         where = f" for {owner} {index}"
         values = as_array(argument, numbers, where)
+        if not values.ndim:
+            raise ValueError(
+                f"{argument} must be one list of whole numbers for each {owner}, got {values.dtype} of shape ()"
+                f"{where}; for a column with the client of each row use jaxfl.data.partition.natural(column)[0]."
+            )
         check_numbers(argument, values, where)
         arrays.append(values if values.size else values.astype(np.int64))
     return arrays

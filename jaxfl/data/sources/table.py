@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from jaxfl.data.casts import to_floats, to_texts
+from jaxfl.data.conventions import FEW
 from jaxfl.data.sources import columns as files
 from jaxfl.data.sources.base import WITHOUT_CLASSES, Folder, Source, SourceEntry
 from jaxfl.schema import checked, did_you_mean
@@ -24,7 +25,6 @@ from jaxfl.schema import checked, did_you_mean
 UNNAMED = r"Unnamed: \d+|__index_level_\d+__"  # names that pandas gives to columns without a name, such as an index
 TABLE_SKEWS = ("pathological", "dominant", "dirichlet", "shards", *WITHOUT_CLASSES)
 SMALL_SPREAD = 1 << 26  # size of a column beside its spread, from which on floats lose differences
-FEW = 20  # different whole numbers that may be classes
 TargetKind = Literal["auto", "number", "class"]
 
 
