@@ -7,6 +7,7 @@ Reads `results.jsonl` and `targets.json`; writes `report/report.md`, `report/rep
 and the pictures beside the results. A number that was not made is a dash, with the command that makes it.
 """
 
+import re
 import shlex
 import statistics
 import sys
@@ -18,7 +19,8 @@ from experiments.harness import base, claims, figures, others, results, studies
 from experiments.harness.base import Cell, Experiment, Study
 from experiments.harness.entries import EMPTY, Entry, collect, runs, tables
 from jaxfl.cli import page
-from jaxfl.files import write_text
+from jaxfl.files import check_output, signature, write_text
+from jaxfl.plots.style import write_picture
 
 FOLDER, MARKDOWN, HTML = "report", "report.md", "report.html"
 
@@ -35,10 +37,10 @@ def write(experiment: Experiment, scale: str, folder: Path) -> Path:
         The Markdown file.
     """
     entries = collect(experiment, scale, folder)
-    out = folder / FOLDER
+    out = check_folder(experiment, folder)
     out.mkdir(parents=True, exist_ok=True)
-    for old in out.glob("*.png"):
-        old.unlink()
+    for name in _shown(out / MARKDOWN):
+        (out / name).unlink(missing_ok=True)
     drawn: set[frozenset[str]] = set()
     blocks = [
         page.Heading(1, f"{experiment.title}: {scale} scale"),
@@ -51,6 +53,28 @@ def write(experiment: Experiment, scale: str, folder: Path) -> Path:
     write_text(out / MARKDOWN, page.markdown(blocks))
     write_text(out / HTML, page.html(f"{experiment.name}, {scale}", blocks, out, "report"))
     return out / MARKDOWN
+
+
+def check_folder(experiment: Experiment, folder: Path) -> Path:
+    """Returns the folder of the report in a folder of results.
+
+    Raises:
+        ValueError: it has files that no report of the experiment has written; the message names one.
+    """
+    out = folder / FOLDER
+    head = f"# {experiment.title}: "
+    ours = (out / MARKDOWN).is_file() and (out / MARKDOWN).read_bytes().startswith(head.encode())
+    own = {MARKDOWN, HTML, *_shown(out / MARKDOWN)} if ours else set()
+    for path in sorted(out.iterdir()) if out.is_dir() else ():
+        if path.name not in own and (path.name in (MARKDOWN, HTML) or path.suffix == ".png"):
+            check_output(path, "out", signature("report"))
+    return out
+
+
+def _shown(report: Path) -> list[str]:
+    """Returns the names of the pictures of a report in Markdown; none where there is no report."""
+    text = report.read_text(encoding="utf-8", errors="replace") if report.is_file() else ""
+    return [name for name in re.findall(r"^!\[.*\]\(([^/)]+\.png)\)$", text, re.MULTILINE)]
 
 
 def comparison(entries: Sequence[Entry], table: str) -> page.Table:
@@ -196,7 +220,7 @@ def _elsewhere(experiment: Experiment, scale: str, entries: Sequence[Entry]) -> 
 def _save(figure: Any, out: Path, name: str, text: str) -> page.Picture:
     """Writes a picture and returns its block."""
     file = studies.slug(name) + ".png"
-    figure.savefig(out / file, dpi=100)
+    write_picture(figure, out / file, dpi=100, command="report")
     return page.Picture(file, text)
 
 

@@ -69,6 +69,16 @@ def read(path: Path) -> list[dict[str, Any]]:
     return found
 
 
+def check_file(path: Path) -> None:
+    """Checks that lines may be added to a file.
+
+    Raises:
+        ValueError: it has lines, and none of them is one of results.
+    """
+    if path.exists() and b"\n" in path.read_bytes() and not read(path):
+        raise ValueError(f"out must be a folder of results, and {str(path)!r} is another file; choose another folder.")
+
+
 def append(path: Path, line: dict[str, Any]) -> None:
     """Adds a line, on the disk when it returns; a line that a crash cut short before is closed first."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,6 @@ checkpoint. A run that fails does not stop the others; its error goes to `failur
 """
 
 import contextlib
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from experiments.harness.base import Cell, Study
 from jaxfl.cli.signals import exit_status
 from jaxfl.cli.tables.console import progress_message, stderr
 from jaxfl.data.clients import FederatedData
+from jaxfl.files import write_bytes
 from jaxfl.jobs import job as jobs
 from jaxfl.jobs.job import Job
 from jaxfl.sampling import cohort_size
@@ -66,10 +66,14 @@ def reproduce(
         The exit status: 0 done, 1 some run failed, `signals.exit_status` after a signal.
 
     Raises:
-        ValueError: an unknown name or scale, or a pattern that matches nothing, or seeds that no cell has.
+        ValueError: an unknown name or scale, or a pattern that matches nothing, or seeds that no cell has; or the
+            folder has a file of something else.
     """
     experiment = base.load(name)
     folder = experiment.results(scale) if out is None else out
+    report.check_folder(experiment, folder)
+    for file in (results.RESULTS, results.FAILURES):
+        results.check_file(folder / file)
     chosen = [*experiment.scale(scale).cells, *experiment.scale(scale).studies]
     if method is not None:
         if out is None:
@@ -128,7 +132,7 @@ def _beside(made: Path, out: Path) -> None:
     """Copies the results of the experiment to where those of another method go, unless some are there."""
     if (made / results.RESULTS).exists() and not (out / results.RESULTS).exists():
         out.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(made / results.RESULTS, out / results.RESULTS)
+        write_bytes(out / results.RESULTS, (made / results.RESULTS).read_bytes())
 
 
 def planned(cells: Sequence[Cell], data_dir: str | None, folder: Path) -> list[Planned]:

@@ -19,6 +19,7 @@ from jaxfl.cli.tables.console import stderr
 from jaxfl.data.clients import FederatedData
 from jaxfl.jobs.job import execute
 from jaxfl.methods.base import Method
+from jaxfl.plots.style import write_picture
 from jaxfl.settings import options
 from jaxfl.simulation.callbacks import SILENT, ProgressBar
 from jaxfl.simulation.records.history import read_json, write_json
@@ -47,7 +48,7 @@ def write(folder: Path, study: Study, data_dir: str | None) -> dict[str, Any]:
     pictures = {}
     for text, figure in made.pictures.items():
         pictures[text] = f"{path.stem}-{slug(text)}.png"
-        figure.savefig(path.parent / pictures[text], dpi=100)
+        write_picture(figure, path.parent / pictures[text], dpi=100, command="report")
     found = {
         "label": study.label,
         "text": made.text,

@@ -431,6 +431,17 @@ def test_work_of_other_defaults_is_begun_anew(tmp_path):
 # the report
 
 
+@pytest.mark.parametrize("name", ["report/own.png", "report/report.md", "report/report.html", "results.jsonl"])
+def test_a_folder_with_files_of_something_else_is_refused(name, small, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "_run", None)  # nothing is run
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("mine\n")
+    with pytest.raises(ValueError, match=mentions("out", path.name)):
+        run.reproduce("small", "paper", out=tmp_path)
+    assert [one for one in tmp_path.rglob("*") if one.is_file()] == [path] and path.read_text() == "mine\n"
+
+
 def test_numbers_of_the_report(small, tmp_path):
     run.reproduce("small", "paper", out=tmp_path)
     fedavg, ifca = entries.collect(base.load("small"), "paper", tmp_path)
