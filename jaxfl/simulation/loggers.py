@@ -64,8 +64,10 @@ class _TableLogger:
         with file.open("a+", encoding="utf-8") as table:
             table.seek(0)
             names = (table.readline() or ",".join(head)).strip().split(",")
-            if "round" not in names:
-                raise ValueError(f"{file} must be a table of a run, with a column round, or new; choose another name.")
+            if "round" not in names or not {*names} & {*values}:
+                raise ValueError(
+                    f"{file} must be a table of a run, with a column round and a metric, or new; choose another name."
+                )
             if not table.tell():
                 table.write(",".join(names) + "\n")
         if event.earlier and event.seed not in written:

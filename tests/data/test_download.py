@@ -140,6 +140,16 @@ def test_only_what_is_missing_or_different_is_downloaded(server, tmp_path):
     (folder / "b").write_bytes(CONTENT[::-1])  # the right size, another content
     module.download("set", remotes, tmp_path)
     assert len(server.asked) == 2 and all((folder / name).read_bytes() == CONTENT for name in "abc")
+    assert names(folder) == ["a", "b", "b.before", "c"] and (folder / "b.before").read_bytes() == CONTENT[::-1]
+
+
+def test_a_link_in_place_of_a_partial_file_is_not_followed(server, tmp_path):
+    folder, mine = tmp_path / "set", tmp_path / "mine"
+    folder.mkdir()
+    mine.write_bytes(b"mine")
+    (folder / "a.partial").symlink_to(mine)
+    module.download("set", [remote(server, "a")], tmp_path)
+    assert mine.read_bytes() == b"mine" and (folder / "a").read_bytes() == CONTENT and names(folder) == ["a"]
 
 
 def test_an_interrupted_download_goes_on_where_it_stopped(server, tmp_path):

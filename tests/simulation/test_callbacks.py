@@ -224,9 +224,11 @@ def test_a_table_goes_on_with_the_columns_that_it_has(tmp_path):
         log(event)
     head, *rows = (tmp_path / "log.csv").read_text().splitlines()
     assert head.split(",") == ["round", *TOLD] and [row.split(",")[0] for row in rows] == ["4", "8"]
-    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match=mentions("column", "round")):
-        callbacks.csv(tmp_path / "other.csv")(EVENTS[-1])
+    for other in ("a,b\n1,2\n", "boxer,round\nAnn,2\n"):
+        (tmp_path / "other.csv").write_text(other)
+        with pytest.raises(ValueError, match=mentions("column", "round", "metric")):
+            callbacks.csv(tmp_path / "other.csv")(EVENTS[-1])
+        assert (tmp_path / "other.csv").read_text() == other
 
 
 def test_a_table_in_no_folder_is_refused_at_once(tmp_path):

@@ -6,6 +6,7 @@ because most errors occur on machines that reach the network through a proxy, or
 
 import bz2
 import errno
+import filecmp
 import fnmatch
 import gzip
 import hashlib
@@ -25,7 +26,27 @@ from typing import IO, Any
 from jaxfl.data.sources.base import Folder, Remote, folders
 from jaxfl.files import exclusive
 
+ASIDE = ".before"  # ends the new name of a file that had the name of a downloaded one
 TARS = {".tar.gz": gzip.GzipFile, ".tgz": gzip.GzipFile, ".tar.bz2": bz2.BZ2File}
+
+
+def put_in_place(path: Path, target: Path) -> None:
+    """Renames a verified file; one that has its name and another content is kept under a name that ends with `.before`.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as name:
+    ...     for content in "abc":
+    ...         size = Path(name, "new").write_text(content)
+    ...         put_in_place(Path(name, "new"), Path(name, "a"))
+    ...     {path.name: path.read_text() for path in sorted(Path(name).iterdir())}
+    {'a': 'c', 'a.before': 'a', 'a.before.before': 'b'}
+    """
+    if os.path.lexists(target) and not (target.is_file() and filecmp.cmp(path, target, shallow=False)):
+        aside = target
+        while os.path.lexists(aside):
+            aside = aside.with_name(aside.name + ASIDE)
+        os.replace(target, aside)
+    os.replace(path, target)
 
 
 def unpack(remote: Remote, archive: Path, folder: Path) -> None:
@@ -56,7 +77,7 @@ def unpack(remote: Remote, archive: Path, folder: Path) -> None:
         if lacking := [pattern for pattern in remote.members if pattern not in matched]:
             raise ValueError(f"{remote.url} must have a member {lacking[0]}, got none; correct the source.")
         for name in files:
-            os.replace(unpacking / name, folder / name)
+            put_in_place(unpacking / name, folder / name)
         note = unpacking / marker(remote, folder).name
         note.write_text(json.dumps({"checksum": remote.checksum, "members": remote.members, "files": files}))
         os.replace(note, marker(remote, folder))
@@ -125,9 +146,9 @@ def download(
 ) -> Path:
     """Downloads the files of a source into the folder of its name, and returns the folder.
 
-    An existing file with the correct size and checksum is kept. A file with another content is replaced when the new
-    one is complete and verified. Bytes are written to `<file>.partial`, which remains after an interruption: the next
-    call requests only the missing bytes.
+    An existing file with the correct size and checksum is kept. A file with another content is renamed, to a name that
+    ends with `.before`, when the new one is complete and verified. Bytes are written to `<file>.partial`, which remains
+    after an interruption: the next call requests only the missing bytes.
 
     The matching members of an archive are unpacked into the folder under their base names, without links and folders,
     and the archive is removed. `<archive>.done` lists the unpacked files. The archive is not downloaded again while
@@ -265,7 +286,7 @@ def _download_all(remotes: Sequence[Remote], folder: Path, progress: DownloadPro
                 unpack(remote, partial, folder)
                 partial.unlink()
             else:
-                os.replace(partial, folder / remote.file_name)
+                put_in_place(partial, folder / remote.file_name)
 
 
 def _download_file(session: Any, remote: Remote, folder: Path, progress: DownloadProgress | None) -> None:
@@ -273,6 +294,8 @@ def _download_file(session: Any, remote: Remote, folder: Path, progress: Downloa
     import requests
 
     partial = _partial_path(remote, folder)
+    if partial.is_symlink():
+        partial.unlink()  # what it leads to is not ours
     elsewhere = f"download it elsewhere and put it into {folder}"
     if (folder / remote.file_name).is_file():
         elsewhere += " (the file of this name has another size or checksum)"
