@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from jaxfl.cli.errors import PACKAGES
 from tests.test_imports import MODULES, imports
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 REQUIRED = [Requirement(line) for line in PROJECT["dependencies"]]
-
-# Where the name to import is not the name to install.
-DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "tensorflow_datasets": "tensorflow-datasets"}
 
 
 @pytest.mark.parametrize("requirement", REQUIRED, ids=lambda requirement: requirement.name)
@@ -46,13 +44,23 @@ def test_imports_are_declared():
     }
     third_party = imported - set(sys.stdlib_module_names) - {"jaxfl", "experiments"}
     assert {"jax", "numpy"} <= third_party
-    assert {DISTRIBUTIONS.get(name, name) for name in third_party} - declared == set()
+    assert {PACKAGES.get(name, name) for name in third_party} - declared == set()
 
 
 def test_the_package_says_that_it_is_typed_and_who_makes_it():
     assert (ROOT / "jaxfl" / "py.typed").read_bytes() == b"" and "Typing :: Typed" in PROJECT["classifiers"]
     cited = re.findall(r"^  - name: (.*)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
     assert [author["name"] for author in PROJECT["authors"]] == cited
+
+
+def test_a_slim_installation_has_or_leaves_out_each_requirement():
+    page = (ROOT / "docs" / "pages" / "howto" / "slim-install.md").read_text(encoding="utf-8")
+    installed = [Requirement(text) for text in re.findall(r"'([a-z]+[><=][^']*)'", page)]
+    assert {*map(str, installed)} <= {*map(str, REQUIRED)}, "with the same bounds"
+    cells = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
+    left_out = {name for cell in cells for name in re.findall("`([^`]+)`", cell)}
+    assert {one.name for one in installed} | left_out == {one.name for one in REQUIRED}
+    assert left_out & {one.name for one in installed} == {"pandas", "matplotlib"}
 
 
 def test_version_is_written_once():

@@ -1,6 +1,7 @@
 """Errors and warnings of the command line: one line each, and the exit status."""
 
 import contextlib
+import importlib.metadata
 import re
 import shlex
 import traceback
@@ -11,6 +12,9 @@ from typing import Any
 from jaxfl.cli.signals import exit_status
 from jaxfl.settings import user_code
 from jaxfl.simulation.interrupts import Stopped
+
+# packages whose modules have another name
+PACKAGES = {"PIL": "pillow", "sklearn": "scikit-learn", "tensorflow_datasets": "tensorflow-datasets"}
 
 
 @contextlib.contextmanager
@@ -27,7 +31,8 @@ def reported_errors() -> Iterator[None]:
             warnings.showwarning = _print_warning
             yield
     except (ValueError, OSError, MemoryError, ImportError) as error:
-        _print_styled(f"error: {' '.join(str(error).split())}{user_code.error_location(error)}", "red")
+        text = f"{' '.join(str(error).split())}{user_code.error_location(error)}{_install_hint(error)}"
+        _print_styled(f"error: {text}", "red")
         _exit_if_distributed(2)
         raise typer.Exit(2) from None
     except Exception as error:
@@ -36,6 +41,21 @@ def reported_errors() -> Iterator[None]:
         raise
     except Stopped as stopped:  # what is saved is printed already
         raise typer.Exit(exit_status(stopped.number)) from None
+
+
+def _install_hint(error: BaseException) -> str:
+    """Returns how to install a package that jaxfl requires and that is missing, as in a slim installation; or "".
+
+    >>> _install_hint(ModuleNotFoundError("No module named 'sklearn.svm'", name="sklearn.svm"))
+    '; pip install scikit-learn'
+    >>> _install_hint(ModuleNotFoundError("No module named 'mine'", name="mine"))
+    ''
+    """
+    name = (getattr(error, "name", None) or "").partition(".")[0]
+    package = PACKAGES.get(name, name)
+    required = {re.split(r"[^\w-]", line)[0] for line in importlib.metadata.requires("jaxfl") or ()}
+    missing = isinstance(error, ModuleNotFoundError) and package in required
+    return f"; pip install {package}" if missing else ""
 
 
 def _print_warning(message: Warning | str, *place: Any) -> None:

@@ -85,7 +85,7 @@ class RoundTotals:
             self.updates += int(sent)
             self.lost = self.lost + int(sent) if diverged >= sent else 0  # a round without clients changes nothing
         self.participants += int(log.mask.sum())
-        self._note_clients(log.ids[log.mask], data.num_clients)
+        self._note_clients(np.asarray(log.ids)[np.asarray(log.mask)], data.num_clients)
         self.diverged += int(log.info.diverged.sum())
         self.diverged_in_all += int(log.info.diverged.sum())
         self.bytes_up += float(log.info.bytes_up.sum(dtype=np.float64))
