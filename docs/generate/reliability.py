@@ -75,10 +75,23 @@ def _of_methods(what: str) -> Callable[[Parts], str]:
     return tried
 
 
+def _disks(parts: Parts) -> str:
+    cases = sum((Counter(part["cases"]) for part in parts), Counter())
+    commands = ", ".join(f"{count:,} {name}" for name, count in cases.most_common())
+    return f"{cases.total():,} commands ({commands}), {total(parts, 'failed'):,} of which met a full disk"
+
+
+def _arrays(parts: Parts) -> str:
+    processes, killed = total(parts, "processes"), total(parts, "killed")
+    return f"{total(parts, 'sweeps'):,} sweeps by {processes:,} processes, of which {killed:,} were killed"
+
+
 TRIED: dict[str, Callable[[Parts], str]] = {
     "fuzz_commands": lambda parts: f"{total(parts, 'lines'):,} command lines ({_kinds(parts)})",
     "fuzz_files": _files,
     "kills": _kills,
+    "disks": _disks,
+    "arrays": _arrays,
     "soak": _soak,
     "poison": _of_methods("cases"),
     "order": _of_methods("runs"),

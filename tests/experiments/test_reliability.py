@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.reliability import fuzz_files, kills, order, poison, settings, soak
+from experiments.reliability import arrays, disks, fuzz_files, kills, order, poison, settings, soak
 from experiments.reliability.campaign import heed_signals, until
 
 pytestmark = pytest.mark.rotating("function", weeks=3)
@@ -222,3 +222,33 @@ def test_kills_are_sent_resumed_and_judged(tmp_path, monkeypatch):
     assert campaign.moments == {"SIGKILL in rounds": 2}
     assert [finding["what"] for finding in campaign.findings] == ["whole is not cut"]
     assert not kills.Campaign(0, 2, tmp_path, until(0)).more()
+
+
+def test_what_a_full_disk_may_leave_is_found(tmp_path):
+    (tmp_path / "mine.txt").write_text(disks.NOTE)
+    assert disks.cut_short(tmp_path) == disks.left_over(tmp_path) == ""
+    for name in ("a.png", "a.html", "a.tex", "a.npz"):
+        (tmp_path / name).write_bytes(b"PK")
+        assert name in disks.cut_short(tmp_path)
+        (tmp_path / name).unlink()
+    (tmp_path / f"{disks.PARTIAL}1").touch()
+    assert disks.PARTIAL in disks.left_over(tmp_path)
+    (tmp_path / "mine.txt").write_text("")
+    assert "user" in disks.left_over(tmp_path)
+    whole, again = tmp_path / "whole", tmp_path / "again"
+    for folder in (whole, again):
+        folder.mkdir()
+        (folder / "clients.csv").write_text(folder.name)
+    assert "clients.csv" in disks.other_content("run", whole, again)
+    (again / "clients.csv").unlink()
+    assert "clients.csv" in disks.other_content("run", whole, again)
+    for cell in ("fedavg/seed-0", "fedavg/seed-1"):
+        (whole / cell).mkdir(parents=True)
+        (whole / cell / "summary.json").write_text("{}")
+    assert "fedavg/seed-0" in arrays.difference_of_sweeps(whole, again)
+
+
+@pytest.mark.slow
+def test_full_disks_and_killed_processes_lose_nothing():
+    assert disks.main(["--count", "7"]) == 0
+    assert arrays.main(["--count", "1", "--processes", "4"]) == 0
