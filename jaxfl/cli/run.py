@@ -342,6 +342,9 @@ def _report_outcome(outcome: Result | Diverged, one: job.Job, label: str, quiet:
         untested = "no client has test rows; nothing was tested"
         if outcome.evaluation.rows.any():
             untested = "none of the trained clients was tested; metrics of the others are in summary.json"
+            unseen = f"unseen_micro_{main_metric(summary)}"
+            if summary.get(unseen) is not None:  # such as the users of LEAF's test set, split by user
+                untested += f", {unseen} {summary[unseen]:.4f}"
         notes.print(f"note: {untested}.", soft_wrap=True)
     if sentence := drift_sentence(summary):
         notes.print(f"note: {prefix}{sentence}.", soft_wrap=True)

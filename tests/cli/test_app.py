@@ -325,8 +325,9 @@ def test_a_run_whose_tested_clients_do_not_count_says_so(tmp_path):
     words = ["--data", "npz", "--data-dir", tmp_path / "a.npz", "--set", "test_share=none", "--set", "model=logistic"]
     result = jaxfl("run", "fedavg", *words, "--rounds", 2, "--html", "--out", tmp_path / "run")
     assert result.exit_code == 0, result.output
-    assert re.search(mentions("note: ", "tested", "summary.json"), result.stderr)
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["unseen_micro_accuracy"] is not None
+    unseen = json.loads((tmp_path / "run" / "summary.json").read_text())["unseen_micro_accuracy"]
+    told = mentions("note: ", "tested", "summary.json", "unseen_micro_accuracy", f"{unseen:.4f}")
+    assert re.search(told, result.stderr)
     stopped = jaxfl("run", "fedavg", *words, "--rounds", 2, "--stop-early", 1)
     assert stopped.exit_code == 2 and re.search(mentions("error: ", "test rows"), stopped.stderr)
 
