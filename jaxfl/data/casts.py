@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 COARSE = 1e-3  # largest rounding error, as a share of the range of a column
-SAMPLE = 1 << 12  # rows in which merged values are counted: of a million values, some merge by chance
+SAMPLE = (
+    1 << 12
+)  # rows, fewer of many columns, in which merged values are counted: of a million values, some merge by chance
 LOST = 0.05  # share of different values that may merge, for the same reason
 BLOCK = 1 << 22  # values that are compared at once
 
@@ -116,7 +118,8 @@ def warn_merged_values(name: str, values: np.ndarray, dtype: DTypeLike, remedy: 
     if not values.size or np.can_cast(values.dtype, dtype):
         return
     rows = values.reshape(len(values), -1)
-    sample = rows[np.linspace(0, len(rows) - 1, min(len(rows), SAMPLE)).astype(np.int64)]
+    count = min(len(rows), max(SAMPLE // 16, min(SAMPLE, BLOCK // rows.shape[1] // 4)))
+    sample = rows[np.linspace(0, len(rows) - 1, count).astype(np.int64)]
     inexact = np.flatnonzero((sample.astype(dtype) != sample).any(0))
     different, lost, whole, _ = _count_merged(sample[:, inexact], dtype)
     wrong = (lost > LOST * different) | (whole & (lost > 0))

@@ -50,14 +50,14 @@ def _repeated_rows(data: FederatedData) -> tuple[np.ndarray, np.ndarray]:
     place = np.minimum(np.searchsorted(hashes[0][order], hashes[1]), len(train) - 1)
     matched = hashes[0][order][place] == hashes[1]
     test, train = test[matched], train[order][place][matched]
-    same = np.array([_same_row(inputs, labels, one, other) for one, other in zip(test, train, strict=True)], bool)
+    same = np.zeros(len(test), bool)
+    step = max(1, BLOCK // max(inputs[:1].nbytes, 1))
+    for begin in range(0, len(test), step):
+        part = slice(begin, begin + step)
+        one, other = (inputs[rows[part]].reshape(len(rows[part]), -1) for rows in (test, train))
+        alike = (labels[test[part]] == labels[train[part]]).reshape(len(one), -1).all(1)
+        same[part] = (one == other).all(1) & alike & (one != one[:, :1]).any(1)  # a row of one number is no example
     return test[same], train[same]
-
-
-def _same_row(inputs: np.ndarray, labels: np.ndarray, one: int, other: int) -> bool:
-    """Returns whether two rows of the pool have one input, which is not one repeated number, and one label."""
-    row = inputs[one]
-    return bool((row == inputs[other]).all() and (labels[one] == labels[other]).all() and (row != row.flat[0]).any())
 
 
 def _hash_rows(inputs: np.ndarray, rows: np.ndarray) -> np.ndarray:
