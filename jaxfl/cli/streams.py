@@ -72,13 +72,13 @@ def exit_status(status: int | str | None) -> int | str | None:
 
 def _dropping(stream: TextIO | None, descriptor: int) -> TextIO:
     """Returns a stream that drops what it cannot write, in place of a standard one; any other one unchanged."""
-    binary = getattr(stream, "buffer", None)
-    if stream is not None and type(getattr(binary, "raw", binary)) is not io.FileIO:
+    plain = isinstance(stream, io.TextIOWrapper)
+    if stream is not None and not (plain and type(getattr(stream.buffer, "raw", stream.buffer)) is io.FileIO):
         return stream  # of a notebook, of a test, or of a Windows console
     _files[descriptor] = DroppingFile(descriptor, "w", closefd=False)
     return io.TextIOWrapper(
         io.BufferedWriter(_files[descriptor]),
         encoding=getattr(stream, "encoding", "utf-8"),
         errors="replace",  # a character that the terminal cannot show is not an error
-        line_buffering=stream is None or stream.line_buffering or stream.write_through,
+        line_buffering=not plain or stream.line_buffering or stream.write_through,
     )
