@@ -53,6 +53,15 @@ def check_unpacked_size(declared: int, size: int, where: str = "") -> None:
         )
 
 
+def check_regular(path: Path) -> None:
+    """Raises ValueError for what is no regular file: a pipe would never end, and a device has no size.
+
+    >>> check_regular(Path("none"))
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError(f"it is a {'folder' if path.is_dir() else 'pipe or a device'}, not a file")
+
+
 def read_arrays(path: Path, wanted: Collection[str] | None = None) -> tuple[dict[str, np.ndarray], list[str]]:
     """Returns arrays of an npz file by name, and the names of all its arrays.
 
@@ -65,6 +74,7 @@ def read_arrays(path: Path, wanted: Collection[str] | None = None) -> tuple[dict
         ValueError: the file is not an npz file, is damaged, has Python objects, or unpacks to too many bytes; the
             message does not name the file.
     """
+    check_regular(path)
     with path.open("rb") as stream:
         if not zipfile.is_zipfile(stream):
             raise ValueError("not a zip archive, or a truncated one")
@@ -122,6 +132,7 @@ def read_content(path: Path) -> bytes:
         OSError: the file cannot be opened.
         ValueError: the file is damaged, or unpacks to too many bytes.
     """
+    check_regular(path)
     size = path.stat().st_size
     with path.open("rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
@@ -142,6 +153,7 @@ def read_object(path: Path) -> dict[str, Any]:
         OSError: the file cannot be opened.
         ValueError: the file has no JSON, or another value than an object.
     """
+    check_regular(path)
     with path.open("rb") as file:
         value = parse_json(file.read(TEXT + 1))
     if not isinstance(value, dict):

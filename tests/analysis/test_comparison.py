@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import shutil
 
@@ -408,6 +409,21 @@ def test_a_bad_folder_is_named_and_ends_no_comparison_of_the_others(runs, name, 
     assert len(compare(settings).table()) == 3
     with pytest.raises(ValueError, match=mentions(path, *message)):
         finished.read_runs([path.parent])
+
+
+@pytest.mark.parametrize("name", ["summary.json", "config.json", "history.jsonl", "clusters.jsonl"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
+def test_what_is_no_file_is_not_waited_for(name, make, runs):
+    path = runs / "fedavg" / "seed-0" / name
+    path.unlink(missing_ok=True)
+    make(path)
+    if name == "clusters.jsonl":  # read where they are drawn
+        settings, _ = finished.read_runs([runs])
+        with pytest.raises(ValueError, match=mentions(path)):
+            _ = settings["fedavg"][0].history.clusters
+        return
+    with pytest.warns(UserWarning, match=mentions(path)):
+        assert [run.seed for run in finished.read_runs([runs])[0]["fedavg"]] == [1, 2]
 
 
 @pytest.mark.parametrize("metric", ["auc", "clusters"])  # the latter is a list for each record

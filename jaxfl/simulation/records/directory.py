@@ -99,7 +99,7 @@ def _holder_phrase(path: Path) -> str:
     try:
         by = json.loads(path.read_text(encoding="utf-8"))
         return f" (process {by['pid']} on {by['host']}, since {by['since']})"
-    except (OSError, ValueError, TypeError, KeyError):  # it has not been written yet
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):  # it has not been written yet
         return ""
 
 

@@ -167,8 +167,12 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     """Returns the records of a JSON-lines file; a last line that a crash cut short is left out.
 
     Raises:
-        ValueError: another line is no record, or the file is longer than a gigabyte.
+        ValueError: another line is no record, or the file is longer than a gigabyte, or no regular file.
     """
+    try:
+        bounded.check_regular(path)
+    except ValueError as error:
+        raise ValueError(f"{path} is no history of a run: {error}; put it back as it was.") from error
     if (size := path.stat().st_size) > bounded.FREE:
         raise ValueError(f"{path} is {size:,} bytes long, and {bounded.FREE:,} are read; evaluate more seldom.")
     *lines, last = path.read_bytes().split(b"\n")  # the last one is empty unless it was cut short
