@@ -28,10 +28,25 @@ import re
 import types
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
+TRACEABLE = "may be traced"
+# The type of an option whose numbers are computed with, and decide neither a shape nor a branch, but for 0, which may
+# switch something off. Runs by name make them arguments of the compiled programs, so that no number compiles anew.
+Traceable = Annotated[float, TRACEABLE]
 REQUIRED = inspect.Parameter.empty  # the default of an option that must be given
 NOUNS = {
     **{int: "a whole number", float: "a number", str: "a word", bool: "true or false", types.NoneType: "none"},
@@ -58,6 +73,7 @@ class Option(NamedTuple):
         hint: type annotation.
         line: description in the docstring.
         owner: part that has the option (a skew, a source), where options of several parts are merged.
+        traceable: whether its numbers may be arguments of compiled programs, see `Traceable`.
     """
 
     name: str
@@ -65,6 +81,7 @@ class Option(NamedTuple):
     hint: Any
     line: str = ""
     owner: str = ""
+    traceable: bool = False
 
 
 def function_options(function: Callable[..., Any]) -> dict[str, Option]:
@@ -80,12 +97,17 @@ def function_options(function: Callable[..., Any]) -> dict[str, Option]:
 @functools.lru_cache(256)  # one takes a millisecond, and a table of results needs thousands
 def _keyword_options(function: Callable[..., Any]) -> dict[str, Option]:
     unwrapped = inspect.unwrap(getattr(function, "func", function))
-    hints, lines = get_type_hints(unwrapped), docstring_lines(unwrapped)
-    return {
-        option.name: Option(option.name, option.default, hints.get(option.name, Any), lines.get(option.name, ""))
-        for option in inspect.signature(function).parameters.values()
-        if option.kind is option.KEYWORD_ONLY
-    }
+    hints, lines = get_type_hints(unwrapped, include_extras=True), docstring_lines(unwrapped)
+    options = {}
+    for given in inspect.signature(function).parameters.values():
+        if given.kind is given.KEYWORD_ONLY:
+            hint = hints.get(given.name, Any)
+            traceable = Traceable in (hint, *get_args(hint))
+            hint = get_type_hints(unwrapped).get(given.name, Any) if traceable else hint
+            options[given.name] = Option(
+                given.name, given.default, hint, lines.get(given.name, ""), traceable=traceable
+            )
+    return options
 
 
 def docstring_lines(documented: Any) -> dict[str, str]:
@@ -164,6 +186,21 @@ def _may_be(value: Any, part: Any) -> bool:
         return part is bool and hasattr(value, "dtype")
     fields = getattr(part, "_fields", ())  # an object with all fields of a tuple of functions can replace it
     return isinstance(value, part) or bool(fields) and all(hasattr(value, field) for field in fields)
+
+
+def is_known(value: Any) -> bool:
+    """Returns whether a number has a value: inside a trace that of a `Traceable` option is not known.
+
+    >>> import jax
+    >>> is_known(0.1), jax.jit(lambda value: is_known(value) + 0 * value)(0.1).item()
+    (True, 0.0)
+    """
+    return all(base.__name__ != "Tracer" for base in type(value).__mro__)  # JAX's, which is not imported for a name
+
+
+def is_zero(value: Any) -> bool:
+    """Returns whether a number is known to be 0, which may switch something off: a 0 is never traced."""
+    return is_known(value) and value == 0
 
 
 def check_literal(name: str, value: Any, hint: Any) -> None:
@@ -265,7 +302,8 @@ def union_members(hint: Any) -> list[Any]:
     """Returns the members of a union, or the type itself; the type of None is None."""
     union = get_origin(hint) in (Union, types.UnionType)
     parts = get_args(hint) if union else (hint,)
-    return [None if part is types.NoneType else part for part in parts]
+    plain = [get_args(part)[0] if get_origin(part) is Annotated else part for part in parts]
+    return [None if part is types.NoneType else part for part in plain]
 
 
 def describe(hint: Any) -> str:

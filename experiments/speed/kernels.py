@@ -162,8 +162,8 @@ def compiled(method: str, hidden: Sequence[int], seeds: int) -> str:
     try:
         data = data.in_programs()
         rounds = program._rounds(made, COHORT, Plan(chunk=COHORT), 64, sampling.uniform, lanes, program.shapes_of(data))
-        traced = rounds.advance.trace(there(key, *first), there(state, *first), there(data), there(np.int32(1)))
-        return traced.lower(lowering_platforms=("cuda",)).compile().as_text()
+        shapes = there(key, *first), there(state, *first), there(data), there(np.int32(1))
+        return rounds.lower(*shapes, lowering_platforms=("cuda",)).compile().as_text()
     finally:
         jax.default_backend = backend
 

@@ -9,8 +9,8 @@ import math
 
 import jax
 import optax
-from jax.core import Tracer
 
+from jaxfl.schema import is_known
 from jaxfl.typing import Array, Params
 
 
@@ -32,7 +32,7 @@ def proximal_pull(weight: float | Array) -> optax.GradientTransformationExtraArg
     >>> updates
     2.0
     """
-    if not isinstance(weight, Tracer) and not 0 <= weight < math.inf:  # nor NaN
+    if is_known(weight) and not 0 <= weight < math.inf:  # nor NaN
         raise ValueError(
             f"proximal_weight must be at least 0 and finite, got {weight}; 0 switches the proximal term off."
         )

@@ -39,7 +39,7 @@ from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
 from jaxfl.methods.parts.personal import mark_trained, over_rows, personal_info
 from jaxfl.random import Stream, key_for
-from jaxfl.schema import checked
+from jaxfl.schema import Traceable, checked, is_known, is_zero
 from jaxfl.server import aggregate, optimizers
 from jaxfl.tasks import Averages, Task
 from jaxfl.tasks.contract import Loss, averages_of, with_loss
@@ -69,8 +69,8 @@ def apfl(
     task: Task,
     optimizer: optax.GradientTransformation,
     *,
-    mixture: float = 0.5,
-    mixture_rate: float = 0.0,
+    mixture: Traceable = 0.5,
+    mixture_rate: Traceable = 0.0,
     local_epochs: int = 5,
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "uniform",
@@ -101,7 +101,7 @@ def apfl(
     ((8, 64, 10), (8,))
     """
     _check_arguments(mixture, mixture_rate)
-    adapts = mixture_rate > 0
+    adapts = not is_zero(mixture_rate)
     server_optimizer = optimizers.beside(server_optimizer, task.averages)
     alpha_optimizer = share_descent(mixture_rate) if adapts else optax.set_to_zero()
     names = {"w": "w", "v": "v", "alpha": "alpha"}
@@ -209,9 +209,9 @@ def share_descent(learning_rate: float) -> optax.GradientTransformationExtraArgs
 
 def _check_arguments(mixture: float, mixture_rate: float) -> None:
     """Raises ValueError if an argument is out of range."""
-    if not 0 <= mixture <= 1:
+    if is_known(mixture) and not 0 <= mixture <= 1:
         raise ValueError(f"mixture must be from 0 (the global model) to 1 (the client's own), got {mixture}.")
-    if not 0 <= mixture_rate < math.inf:  # nor NaN
+    if is_known(mixture_rate) and not 0 <= mixture_rate < math.inf:  # nor NaN
         raise ValueError(
             f"mixture_rate must be at least 0 and finite, got {mixture_rate}; 0 keeps the mixture constant."
         )

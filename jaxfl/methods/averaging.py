@@ -33,7 +33,7 @@ from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Init, Method
 from jaxfl.random import Stream, key_for
-from jaxfl.schema import checked
+from jaxfl.schema import Traceable, checked
 from jaxfl.server import aggregate, optimizers
 from jaxfl.tasks import Task, check_trains
 from jaxfl.typing import Array, Key, Params
@@ -180,7 +180,7 @@ def fedprox(
     task: Task,
     optimizer: optax.GradientTransformation,
     *,
-    proximal_weight: float = 0.1,
+    proximal_weight: Traceable = 0.1,
     local_epochs: int = 5,
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "rows",

@@ -26,6 +26,7 @@ import numpy as np
 from jaxfl import tree
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
+from jaxfl.hyperparameters import Hyperparameters
 from jaxfl.schema import function_options
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
@@ -135,6 +136,7 @@ class Method(NamedTuple):
             method that could not be done, such as a clustering whose round was not reached, with the options that
             change it; an empty text if all was done. A method that runs another one passes that one's on. None if
             there is nothing to say. The summary has it, see `jaxfl.simulation.result.shortfall_of`.
+        hyperparameters: the numbers that compiled programs take as an argument; None makes them constants.
     """
 
     init: Init
@@ -147,6 +149,7 @@ class Method(NamedTuple):
     reads: Reads = "cohort"
     per_client: str | None = None
     shortfall: Shortfall | None = None
+    hyperparameters: Hyperparameters | None = None
 
 
 class Row(NamedTuple):

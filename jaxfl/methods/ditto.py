@@ -44,7 +44,7 @@ from jaxfl.methods.base import Info, Join, Method, Shortfall, keep_clusters
 from jaxfl.methods.parts.newcomers import count_new, pad_clients
 from jaxfl.methods.parts.personal import RowsPass, mark_trained, over_rows
 from jaxfl.random import Stream, key_for
-from jaxfl.schema import checked
+from jaxfl.schema import Traceable, checked
 from jaxfl.server.aggregate import Weighting
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
@@ -69,7 +69,7 @@ def ditto(
     task: Task,
     optimizer: optax.GradientTransformation,
     *,
-    proximal_weight: float | tuple[float, ...] = 1.0,
+    proximal_weight: Traceable | tuple[float, ...] = 1.0,
     local_epochs: int = 5,
     personal_epochs: int | None = None,
     batch_size: int | None = None,

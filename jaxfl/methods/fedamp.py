@@ -43,7 +43,7 @@ from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
 from jaxfl.methods.parts.personal import mark_trained, over_rows, personal_info
 from jaxfl.random import Stream, key_for
-from jaxfl.schema import checked
+from jaxfl.schema import Traceable, checked, is_known
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
@@ -65,10 +65,10 @@ def fedamp(
     optimizer: optax.GradientTransformation,
     *,
     similarity: Similarity = "distance",
-    sigma: float = 1.0,
-    attraction: float | None = None,
-    own_share: float | None = None,
-    proximal_weight: float = 1.0,
+    sigma: Traceable = 1.0,
+    attraction: Traceable | None = None,
+    own_share: Traceable | None = None,
+    proximal_weight: Traceable = 1.0,
     local_epochs: int = 5,
     batch_size: int | None = None,
 ) -> Method:
@@ -116,7 +116,7 @@ def fedamp(
 
     def init(key: Key, data: FederatedData) -> FedAMPState:
         count = data.num_clients
-        if attraction is not None and attraction * (count - 1) > sigma:
+        if attraction is not None and is_known(attraction * sigma) and attraction * (count - 1) > sigma:
             raise ValueError(
                 f"attraction must be at most sigma / (M - 1) = {sigma / (count - 1):g} with M = {count} clients, got "
                 f"{attraction}; none takes sigma / N."
@@ -205,11 +205,11 @@ def _check_arguments(similarity: Similarity, sigma: float, attraction: float | N
         raise ValueError(
             f'attraction is an option of similarity="distance", got {attraction} with "cosine"; leave it out.'
         )
-    if similarity == "distance" and not 0 < sigma < math.inf:
+    if similarity == "distance" and is_known(sigma) and not 0 < sigma < math.inf:
         raise ValueError(f"sigma must be above 0 and finite, got {sigma}; it is a squared distance.")
-    if not 0 <= sigma < math.inf:  # nor NaN
+    if is_known(sigma) and not 0 <= sigma < math.inf:  # nor NaN
         raise ValueError(f"sigma must be at least 0 and finite, got {sigma}; 0 makes all clients equal.")
-    if attraction is not None and not attraction >= 0:
+    if attraction is not None and is_known(attraction) and not attraction >= 0:
         raise ValueError(f"attraction must be at least 0, got {attraction}; 0 leaves every client with its own model.")
-    if own_share is not None and not 0 <= own_share <= 1:
+    if own_share is not None and is_known(own_share) and not 0 <= own_share <= 1:
         raise ValueError(f"own_share must be from 0 to 1, got {own_share}.")

@@ -34,7 +34,7 @@ from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
 from jaxfl.random import Stream, key_for
-from jaxfl.schema import checked
+from jaxfl.schema import Traceable, checked
 from jaxfl.server import aggregate, optimizers
 from jaxfl.tasks import Task, check_trains, without_dropout
 from jaxfl.typing import Array, Key, Params
@@ -54,7 +54,7 @@ def feddane(
     task: Task,
     optimizer: optax.GradientTransformation,
     *,
-    proximal_weight: float = 0.0,
+    proximal_weight: Traceable = 0.0,
     local_epochs: int = 5,
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "rows",

@@ -32,7 +32,6 @@ best model. That code's clients make `epochs` steps of AMSGrad with a state for 
 local optimiser starts fresh in each round. It compares accuracies; whether the paper means losses was not checked.
 """
 
-import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -51,7 +50,7 @@ from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
 from jaxfl.methods.parts.by_cluster import cluster_training
 from jaxfl.random import Stream, key_for
-from jaxfl.schema import checked
+from jaxfl.schema import Traceable, checked, is_known
 from jaxfl.server import aggregate
 from jaxfl.tasks import Task
 from jaxfl.tasks.contract import masked_mean
@@ -227,8 +226,8 @@ def feddrift(
     optimizer: optax.GradientTransformation,
     *,
     rounds_per_step: int = 10,
-    threshold: float = 0.1,
-    merge_threshold: float | None = None,
+    threshold: Traceable = 0.1,
+    merge_threshold: Traceable | None = None,
     eager: bool = False,
     start: Literal["common", "own"] = "common",
     measure: Measure = "auto",
@@ -379,5 +378,5 @@ def _check_arguments(rounds_per_step: int, threshold: float, merge_threshold: fl
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")
     for name, number in {"threshold": threshold, "merge_threshold": merge_threshold}.items():
-        if number is not None and (math.isnan(number) or number < 0):
+        if number is not None and is_known(number) and not number >= 0:
             raise ValueError(f"{name} must be at least 0, got {number}; at infinity nothing drifts, or all merges.")

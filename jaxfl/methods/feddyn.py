@@ -41,7 +41,7 @@ from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
 from jaxfl.methods.parts import everybody
 from jaxfl.random import Stream, key_for
-from jaxfl.schema import checked
+from jaxfl.schema import Traceable, checked
 from jaxfl.server import aggregate
 from jaxfl.tasks import Task, without_averages
 from jaxfl.typing import Array, Key, Params
@@ -77,7 +77,7 @@ def feddyn(
     optimizer: optax.GradientTransformation,
     *,
     preset: Literal["paper", "official"] = "paper",
-    proximal_weight: float = 0.01,
+    proximal_weight: Traceable = 0.01,
     pull: Literal["equal", "rows"] | None = None,
     served: Literal["sent", "average", "everybody"] | None = None,
     local_epochs: int = 5,

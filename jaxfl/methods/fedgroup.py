@@ -50,7 +50,7 @@ from jaxfl.methods.parts.multi_centre import count_members
 from jaxfl.methods.parts.one_shot import PointOf, add_exchange, train_all_once, train_once
 from jaxfl.methods.parts.vectors import to_vector
 from jaxfl.random import Stream, key_for
-from jaxfl.schema import checked
+from jaxfl.schema import Traceable, checked, is_known, is_zero
 from jaxfl.server import aggregate
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
@@ -75,8 +75,8 @@ def fedgroup(
     optimizer: optax.GradientTransformation,
     *,
     num_clusters: int = 3,
-    between_rate: float = 0.0,
-    proximal_weight: float = 0.0,
+    between_rate: Traceable = 0.0,
+    proximal_weight: Traceable = 0.0,
     local_epochs: int = 5,
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "rows",
@@ -112,7 +112,7 @@ def fedgroup(
     """
     _check_arguments(num_clusters, first_epochs, sketch_size, between_rate)
     first = local_train(task, optimizer, local_epochs=first_epochs, batch_size=batch_size)
-    local = optax.chain(proximal_pull(proximal_weight), optimizer) if proximal_weight else optimizer
+    local = optimizer if is_zero(proximal_weight) else optax.chain(proximal_pull(proximal_weight), optimizer)
     step = cluster_averaging(local_train(task, local, local_epochs=local_epochs, batch_size=batch_size), weighting)
 
     def vector_of(key: Key, update: Params) -> Array:
@@ -144,7 +144,7 @@ def fedgroup(
         occupied = count_members(state.cluster, data, num_clusters) > 0
         number = {"num_clusters": occupied.sum()}
         models, info = step(key, state.models, state.cluster, state.round, data, cohort, **number)
-        if between_rate:
+        if not is_zero(between_rate):
             able = (cohort.mask & (data.train.size[cohort.ids] > 0)).sum(dtype=jnp.int32)
             models = tree.where(able > info.diverged, attract_models(models, occupied, between_rate), models)
         one = state.initial
@@ -276,5 +276,5 @@ def _check_arguments(num_clusters: int, first_epochs: int, sketch_size: int, bet
     for name, value in sizes.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")
-    if not 0 <= between_rate < math.inf:
+    if is_known(between_rate) and not 0 <= between_rate < math.inf:
         raise ValueError(f"between_rate must be at least 0 and finite, got {between_rate}; 0 keeps the groups apart.")

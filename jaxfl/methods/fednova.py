@@ -38,7 +38,7 @@ from jaxfl.methods import base
 from jaxfl.methods.averaging import AveragingState, initial
 from jaxfl.methods.base import Info, Method
 from jaxfl.random import Stream, key_for
-from jaxfl.schema import checked
+from jaxfl.schema import Traceable, checked, is_zero
 from jaxfl.server import aggregate, optimizers
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key
@@ -53,7 +53,7 @@ def fednova(
     *,
     preset: Literal["paper", "official"] = "paper",
     tau_eff: Literal["norm", "steps"] | None = None,
-    proximal_weight: float = 0.0,
+    proximal_weight: Traceable = 0.0,
     local_epochs: int = 5,
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "rows",
@@ -85,7 +85,7 @@ def fednova(
     2
     """
     by_steps = base.from_preset(PRESETS, preset, tau_eff=tau_eff)["tau_eff"] == "steps"
-    counts = by_steps and proximal_weight != 0  # steps in place of s_i
+    counts = by_steps and not is_zero(proximal_weight)  # steps in place of s_i
     local = optax.chain(proximal_pull(proximal_weight), optimizer)
     train = local_train(task, local, local_epochs=local_epochs, batch_size=batch_size)
     displaced = displacement(task, optimizer, pull=proximal_weight)

@@ -47,7 +47,7 @@ from jaxfl.methods.base import Assign, Info, Method
 from jaxfl.methods.parts import competing
 from jaxfl.methods.parts.expectation import count_leading, row_losses_by_model
 from jaxfl.random import Stream, key_for
-from jaxfl.schema import checked
+from jaxfl.schema import Traceable, checked, is_known
 from jaxfl.server import aggregate
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
@@ -79,8 +79,8 @@ def fedsoft(
     *,
     preset: Literal["paper", "official"] = "paper",
     num_clusters: int = 2,
-    proximal_weight: float = 0.1,
-    smoother: float | None = None,
+    proximal_weight: Traceable = 0.1,
+    smoother: Traceable | None = None,
     estimate_every: int | None = None,
     estimate: Literal["cohort", "everybody"] | None = None,
     local_epochs: int = 10,
@@ -304,5 +304,5 @@ def _check_arguments(num_clusters: int, smoother: float, estimate_every: int) ->
     for name, value in {"num_clusters": num_clusters, "estimate_every": estimate_every}.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")
-    if not 0 <= smoother < math.inf:  # nor NaN
+    if is_known(smoother) and not 0 <= smoother < math.inf:  # nor NaN
         raise ValueError(f"smoother must be at least 0 and finite, got {smoother}; 0 switches smoothing off.")

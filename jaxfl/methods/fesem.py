@@ -41,7 +41,7 @@ from jaxfl.clustering.from_centres import CentreDistance
 from jaxfl.methods.base import Method, from_preset
 from jaxfl.methods.parts.multi_centre import index_rule, multi_centre
 from jaxfl.methods.parts.vectors import LAST_KERNEL
-from jaxfl.schema import checked
+from jaxfl.schema import Traceable, checked
 from jaxfl.server.aggregate import Weighting
 from jaxfl.tasks import Task
 
@@ -59,7 +59,7 @@ def fesem(
     num_clusters: int = 4,
     preset: Literal["paper", "official"] = "paper",
     layers: str | Sequence[str] | None = None,
-    proximal_weight: float | None = None,
+    proximal_weight: Traceable | None = None,
     loss_weighting: Weighting = "uniform",
     distance: CentreDistance = "squared_l2",
     local_epochs: int = 5,

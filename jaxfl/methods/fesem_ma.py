@@ -37,7 +37,7 @@ from jaxfl.clustering.from_centres import squared_l2
 from jaxfl.methods.base import Method
 from jaxfl.methods.parts import matching
 from jaxfl.methods.parts.multi_centre import CentreRule, multi_centre
-from jaxfl.schema import checked
+from jaxfl.schema import Traceable, checked, is_known, is_zero
 from jaxfl.server.aggregate import Weighting
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Params
@@ -49,8 +49,8 @@ def fesem_ma(
     optimizer: optax.GradientTransformation,
     *,
     num_clusters: int = 3,
-    prior_weight: float = 0.0,
-    proximal_weight: float = 0.1,
+    prior_weight: Traceable = 0.0,
+    proximal_weight: Traceable = 0.1,
     loss_weighting: Weighting = "uniform",
     local_epochs: int = 5,
     batch_size: int | None = None,
@@ -76,7 +76,7 @@ def fesem_ma(
     Raises:
         ValueError: an option is out of range, the model is no chain of layers, or there are more clusters than clients.
     """
-    if not 0 <= prior_weight < math.inf:  # nor NaN
+    if is_known(prior_weight) and not 0 <= prior_weight < math.inf:  # nor NaN
         raise ValueError(f"prior_weight must be at least 0 and finite, got {prior_weight}; 0 is the plain mean.")
     layers = matching.chain(task)
 
@@ -87,7 +87,7 @@ def fesem_ma(
         return jax.lax.map(distance, centres)  # one by one, since most need no assignment, which vmap always computes
 
     def settle(means: Params, members: Array) -> Params:
-        if not prior_weight:
+        if is_zero(prior_weight):
             return means
         posterior = jax.vmap(lambda mean, count: matching.posterior_mean(mean, count, layers, prior_weight))
         unchanged = members == 0  # a centre without contributions is no mean

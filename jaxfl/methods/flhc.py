@@ -44,7 +44,7 @@ from jaxfl.methods.parts.by_cluster import cluster_averaging
 from jaxfl.methods.parts.one_shot import add_exchange, cluster_clients, grow, train_once
 from jaxfl.methods.parts.vectors import compared_leaves, to_vector
 from jaxfl.random import Stream, key_for
-from jaxfl.schema import checked
+from jaxfl.schema import Traceable, checked, is_known
 from jaxfl.server import aggregate
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
@@ -73,7 +73,7 @@ def flhc(
     warmup_rounds: int = 10,
     metric: UpdateDistance = "cosine",
     linkage: Linkage = "average",
-    threshold: float | None = None,
+    threshold: Traceable | None = None,
     num_clusters: int | None = None,
     layers: str | Sequence[str] = ".*",
     sketch_size: int | None = 4096,
@@ -202,7 +202,7 @@ def _check_arguments(
     """Raises ValueError if an argument is out of range, or arguments contradict each other."""
     least = {"warmup_rounds": (warmup_rounds, 0), "threshold": (threshold, 0), "num_clusters": (num_clusters, 1)}
     for name, (value, low) in {**least, "sketch_size": (sketch_size, 1), "slots": (slots, 1)}.items():
-        if value is not None and not value >= low:
+        if value is not None and is_known(value) and not value >= low:
             raise ValueError(f"{name} must be at least {low}, got {value}.")
     if linkage == "ward" and metric != "l2":
         raise ValueError(f"metric must be 'l2' with linkage='ward', got {metric!r}; take l2, or another linkage.")

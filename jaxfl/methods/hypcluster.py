@@ -21,7 +21,7 @@ import optax
 from jaxfl.methods.base import Method
 from jaxfl.methods.ifca import ifca
 from jaxfl.methods.parts import competing
-from jaxfl.schema import checked
+from jaxfl.schema import Traceable, checked
 from jaxfl.server.aggregate import Weighting
 from jaxfl.tasks import Task
 
@@ -36,7 +36,7 @@ def hypcluster(
     batch_size: int | None = 20,
     weighting: Weighting = "rows",
     start: competing.StartKind = "groups",
-    min_share: float = 0.1,
+    min_share: Traceable = 0.1,
     warmup_rounds: int = 20,
     server_optimizer: optax.GradientTransformation | None = None,
 ) -> Method:

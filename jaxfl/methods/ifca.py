@@ -42,7 +42,7 @@ from jaxfl.methods.parts import competing
 from jaxfl.methods.parts.competing import JudgingRows, assigning, cluster_choice, model_losses
 from jaxfl.methods.parts.multi_centre import count_members
 from jaxfl.random import Stream, key_for
-from jaxfl.schema import checked
+from jaxfl.schema import Traceable, checked
 from jaxfl.server import aggregate, optimizers
 from jaxfl.tasks import Task, check_trains
 from jaxfl.typing import Array, Key, Params
@@ -72,7 +72,7 @@ def ifca(
     shared: str | Sequence[str] = (),
     choose: JudgingRows = "train",
     start: competing.StartKind = "random",
-    min_share: float = 0.1,
+    min_share: Traceable = 0.1,
     warmup_rounds: int = 20,
     server_optimizer: optax.GradientTransformation | None = None,
 ) -> Method:

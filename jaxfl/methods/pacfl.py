@@ -48,7 +48,7 @@ from jaxfl.methods.parts import newcomers
 from jaxfl.methods.parts.by_cluster import cluster_averaging, cluster_models
 from jaxfl.methods.parts.one_shot import all_clients, cluster_clients, grow
 from jaxfl.random import Stream, key_for
-from jaxfl.schema import checked
+from jaxfl.schema import Traceable, checked, is_known
 from jaxfl.server import aggregate
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
@@ -79,7 +79,7 @@ def pacfl(
     optimizer: optax.GradientTransformation,
     *,
     preset: Literal["paper", "official"] = "paper",
-    threshold: float = 10.0,
+    threshold: Traceable = 10.0,
     num_clusters: int | None = None,
     rank: int = 3,
     vectors: VectorKind | None = None,
@@ -125,7 +125,7 @@ def pacfl(
     for name, value in {"num_clusters": num_clusters, "rank": rank, "slots": slots}.items():
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")
-    if threshold != threshold:
+    if is_known(threshold) and threshold != threshold:
         raise ValueError("threshold must be a number of degrees, got nan.")
     step = cluster_averaging(local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size), weighting)
     sign = client_bases(rank, chosen["vectors"])

@@ -51,7 +51,7 @@ from jaxfl.data.clients import Batch
 from jaxfl.methods.averaging import averaging
 from jaxfl.methods.base import Method
 from jaxfl.random import Stream, key_for
-from jaxfl.schema import checked
+from jaxfl.schema import Traceable, checked, is_known
 from jaxfl.server.aggregate import Weighting
 from jaxfl.tasks import Task
 from jaxfl.tasks.contract import Loss, averages_of, with_loss
@@ -66,7 +66,7 @@ def perfedavg(
     task: Task,
     optimizer: optax.GradientTransformation,
     *,
-    adaptation_rate: float = 0.1,
+    adaptation_rate: Traceable = 0.1,
     order: Order = "first",
     local_epochs: int = 5,
     batch_size: int | None = None,
@@ -98,7 +98,7 @@ def perfedavg(
     >>> "finetuned_micro_accuracy" in result.summary
     True
     """
-    if not 0 <= adaptation_rate < math.inf:  # nor NaN
+    if is_known(adaptation_rate) and not 0 <= adaptation_rate < math.inf:  # nor NaN
         raise ValueError(f"adaptation_rate must be at least 0 and finite, got {adaptation_rate}; 0 is FedAvg.")
     parts = 1 if batch_size is None else 2 if order == "first" else 3
     meta = meta_task(task, adaptation_rate, order, parts)

@@ -40,7 +40,7 @@ from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method, from_preset
 from jaxfl.methods.parts.personal import mark_trained, over_rows, personal_info
 from jaxfl.random import Stream, key_for
-from jaxfl.schema import checked
+from jaxfl.schema import Traceable, checked, is_known
 from jaxfl.server import aggregate, optimizers
 from jaxfl.tasks import Averages, Task
 from jaxfl.tasks.contract import averages_of, with_loss
@@ -69,11 +69,11 @@ def pfedme(
     optimizer: optax.GradientTransformation,
     *,
     preset: Literal["paper", "official"] = "paper",
-    proximal_weight: float = 15.0,
-    outer_rate: float = 0.005,
+    proximal_weight: Traceable = 15.0,
+    outer_rate: Traceable = 0.005,
     inner_steps: int = 5,
     warm_start: bool | None = None,
-    decay: float | None = None,
+    decay: Traceable | None = None,
     local_epochs: int = 5,
     batch_size: int | None = None,
     weighting: aggregate.Weighting | None = None,
@@ -197,9 +197,9 @@ def envelope(
 
 def _check_arguments(outer_rate: float, inner_steps: int, decay: float) -> None:
     """Raises ValueError if an argument is out of range."""
-    if not 0 < outer_rate < math.inf:
+    if is_known(outer_rate) and not 0 < outer_rate < math.inf:
         raise ValueError(f"outer_rate must be above 0 and finite, got {outer_rate}; the paper's is 0.005.")
     if inner_steps < 1:
         raise ValueError(f"inner_steps must be at least 1, got {inner_steps}; the paper takes 5.")
-    if not 0 <= decay < math.inf:  # nor NaN
+    if is_known(decay) and not 0 <= decay < math.inf:  # nor NaN
         raise ValueError(f"decay must be at least 0 and finite, got {decay}; 0 switches it off.")

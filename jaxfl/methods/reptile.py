@@ -20,7 +20,7 @@ import optax
 from jaxfl.client.training import local_train
 from jaxfl.methods.averaging import averaging
 from jaxfl.methods.base import Method
-from jaxfl.schema import checked
+from jaxfl.schema import Traceable, checked, is_known
 from jaxfl.server.aggregate import Weighting
 from jaxfl.tasks import Task
 
@@ -30,7 +30,7 @@ def feddist(
     task: Task,
     optimizer: optax.GradientTransformation,
     *,
-    step_size: float = 0.6,
+    step_size: Traceable = 0.6,
     local_epochs: int = 5,
     batch_size: int | None = None,
 ) -> Method:
@@ -61,7 +61,7 @@ def feddws(
     task: Task,
     optimizer: optax.GradientTransformation,
     *,
-    step_size: float = 0.6,
+    step_size: Traceable = 0.6,
     local_epochs: int = 5,
     batch_size: int | None = None,
 ) -> Method:
@@ -90,7 +90,7 @@ def _reptile(
     weighting: Weighting,
 ) -> Method:
     """Returns averaging with a server step of `step_size` times the distance to the average."""
-    if not 0 <= step_size < math.inf:  # nor NaN
+    if is_known(step_size) and not 0 <= step_size < math.inf:  # nor NaN
         raise ValueError(f"step_size must be at least 0 and finite, got {step_size}; 1 is the clients' average.")
     train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
     return averaging(task, train, weighting=weighting, server_optimizer=optax.sgd(step_size))

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 import optax
 
+from jaxfl.schema import is_known
 from jaxfl.server import optimizers
 
 OPTIMIZERS: dict[str, tuple[Callable[..., optax.GradientTransformation], dict[str, float]]] = {
@@ -36,10 +37,10 @@ def client_optimizer(name: str, given: Mapping[str, float]) -> optax.GradientTra
     """
     make, defaults = OPTIMIZERS[name]
     numbers = {**defaults, **given}
-    if not numbers["learning_rate"] > 0:
+    if is_known(numbers["learning_rate"]) and not numbers["learning_rate"] > 0:
         raise ValueError(f"learning_rate must be above 0, got {numbers['learning_rate']}; 0.1 is usual.")
-    if not numbers.get("weight_decay", 0) >= 0:
-        raise ValueError(f"weight_decay must be 0 or more, got {numbers['weight_decay']}; 0.01 is usual.")
+    if is_known(decay := numbers.get("weight_decay", 0)) and not decay >= 0:
+        raise ValueError(f"weight_decay must be 0 or more, got {decay}; 0.01 is usual.")
     _check_momentum("momentum", numbers)
     return make(**numbers)
 
@@ -56,7 +57,7 @@ def server_optimizer(name: str, given: Mapping[str, float]) -> optax.GradientTra
     """
     make, defaults = SERVERS[name]
     numbers = {**defaults, **given}
-    if not numbers["learning_rate"] >= 0:
+    if is_known(numbers["learning_rate"]) and not numbers["learning_rate"] >= 0:
         raise ValueError(f"server.learning_rate must be 0 or more, got {numbers['learning_rate']}.")
     _check_momentum("server.momentum", numbers)
     return make(**numbers)
@@ -64,5 +65,5 @@ def server_optimizer(name: str, given: Mapping[str, float]) -> optax.GradientTra
 
 def _check_momentum(name: str, numbers: Mapping[str, float]) -> None:
     """Raises ValueError unless the momentum, if there is one, is at least 0 and below 1."""
-    if not 0 <= numbers.get("momentum", 0) < 1:
-        raise ValueError(f"{name} must be at least 0 and below 1, got {numbers['momentum']}; 0.9 is usual.")
+    if is_known(momentum := numbers.get("momentum", 0)) and not 0 <= momentum < 1:
+        raise ValueError(f"{name} must be at least 0 and below 1, got {momentum}; 0.9 is usual.")

@@ -5,16 +5,20 @@
 ({'threshold': 0.6}, {'hidden': (64,)}, {'learning_rate': 0.05})
 """
 
+import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import optax
 
 from jaxfl import data as federations
 from jaxfl import sampling
-from jaxfl.cohort import Plan, PlanChoice
+from jaxfl.cohort import Cohort, Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
+from jaxfl.hyperparameters import attach
 from jaxfl.methods import METHODS, Method
 from jaxfl.methods.scheduled import scheduled
 from jaxfl.models import MODELS
@@ -29,8 +33,9 @@ from jaxfl.settings.reading import split_items as split_items
 from jaxfl.settings.removed import without_removed
 from jaxfl.settings.run_options import RUN
 from jaxfl.simulation.evaluation.finetune import FineTune
-from jaxfl.tasks import start_from
-from jaxfl.typing import Array
+from jaxfl.simulation.program import shapes_of
+from jaxfl.tasks import Task, start_from
+from jaxfl.typing import Array, Key
 
 FORMER_NETWORK: tuple[str, dict[str, Any]] = ("mlp", {"hidden": (2048,)})
 OWNERS = ("data", "method", "model", "optimizer", "server", "run")
@@ -131,7 +136,7 @@ def options_of_runs(method: str) -> list[Option]:
 
 def _optimizer_options(defaults: Mapping[str, float]) -> list[Option]:
     """Returns the options of an optimiser."""
-    return [Option(name, default, float) for name, default in defaults.items()]
+    return [Option(name, default, float, traceable=True) for name, default in defaults.items()]
 
 
 def option_owners(name: str) -> str:
@@ -198,11 +203,81 @@ def load(settings: Settings, *, data_dir: str | Path | None = None, seed: int = 
 
 
 def build(settings: Settings, data: FederatedData) -> Method:
-    """Returns the method that the settings describe, for a federation."""
+    """Returns the method that the settings describe, for a federation; its numbers are hyperparameters."""
     how = {name: settings.run[name] for name in ("fast_forms", "compute") if name in settings.run}
     with models.one_line_errors(settings.model_name):
         task = tasks.create(settings.run.get("task", "auto"), model(settings, data.num_classes), data, **how)
     task = start_from(task, settings.run["weights"]) if settings.run.get("weights") else task
+    method = _method(settings, task)
+    if user_code.is_address(settings.run.get("task")):  # made of the data's values, which differ from run to run
+        return method
+    shapes = data.in_programs()
+    build_with = _shared_build(settings, lambda given: _method(given, task), "method", shapes_of(shapes))
+    own = settings.method_name in METHODS or _can_be_traced(build_with, numbers(settings), shapes)
+    return attach(build_with, numbers(settings), method) if own else method
+
+
+def _can_be_traced(build_with: Callable[[Mapping[str, Any]], Method], values: dict[str, float], data: Any) -> bool:
+    """Returns whether a method from outside, and its rounds, are made of numbers that are not known yet."""
+    cohort = Cohort.of(range(1))
+
+    def one_round(values: dict[str, float], key: Key, data: FederatedData) -> Any:
+        method = build_with(values)
+        return method.round(key, method.init(key, data.at(0)), data.at(0), cohort)
+
+    try:
+        jax.eval_shape(one_round, values, jax.random.key(0), data)
+    except Exception:  # with its numbers it was made a moment ago: it needs to know them
+        return False
+    return True
+
+
+def numbers(settings: Settings) -> dict[str, float]:
+    """Returns the numbers that are arguments of compiled programs, by `owner.name`: traceable options that are not 0.
+
+    >>> numbers(route("fedprox", "rotated-digits", ["learning_rate=0.2"]))
+    {'method.proximal_weight': 0.1, 'optimizer.learning_rate': 0.2}
+    """
+    names = settings.method_name, settings.data_name, settings.model_name, settings.optimizer_name, settings.server_name
+    found = {}
+    for option in applicable_options(*names):
+        value = getattr(settings, option.owner).get(option.name, option.default)
+        if option.traceable and type(value) in (int, float) and value != 0 and math.isfinite(value):
+            found[f"{option.owner}.{option.name}"] = float(value)
+    return found
+
+
+def with_numbers(settings: Settings, values: Mapping[str, Any]) -> Settings:
+    """Returns the settings with other numbers, by `owner.name`."""
+    for name, value in values.items():
+        owner, _, option = name.partition(".")
+        settings = settings._replace(**{owner: getattr(settings, owner) | {option: value}})
+    return settings
+
+
+_shared_builds: dict[tuple, Callable[[Mapping[str, Any]], Any]] = {}
+MAX_SHARED_BUILDS = 32  # those of the last settings, each with a task
+
+
+def _shared_build(settings: Settings, make: Callable[[Settings], Any], *key: Any) -> Callable[[Mapping[str, Any]], Any]:
+    """Returns `values -> make(settings with these numbers)`: one function for settings that differ in numbers alone.
+
+    Args:
+        settings: all but their numbers are part of its key.
+        make: returns what is made of settings.
+        *key: what it depends on beside them.
+    """
+    constant = json.dumps(with_numbers(settings, dict.fromkeys(numbers(settings), "number")).complete())
+    key = (constant, *key)
+    if key not in _shared_builds:
+        while len(_shared_builds) >= MAX_SHARED_BUILDS:
+            del _shared_builds[next(iter(_shared_builds))]
+        _shared_builds[key] = lambda values: make(with_numbers(settings, values))
+    return _shared_builds[key]
+
+
+def _method(settings: Settings, task: Task) -> Method:
+    """Returns the method that the settings describe, for a task."""
     chosen = dict(settings.method)
     if settings.server_name:
         chosen["server_optimizer"] = server_optimizer(settings)
@@ -280,7 +355,12 @@ def finetune(settings: Settings) -> FineTune | None:
         raise ValueError(f"finetune must be at least 1 epoch, got {epochs}; none tests the served models alone.")
     if batch_size == "local":
         batch_size = local.get("batch_size")  # a method without batches takes all rows
-    return FineTune(optax.sgd(local[row.adapts]) if row.adapts else optimizer(settings), epochs, batch_size)
+
+    def make(settings: Settings) -> FineTune:
+        adapting = row.adapts and optax.sgd((row.options | settings.method)[row.adapts])
+        return FineTune(adapting or optimizer(settings), epochs, batch_size)
+
+    return attach(_shared_build(settings, make, "finetune"), numbers(settings), make(settings))
 
 
 def optimizer(settings: Settings) -> optax.GradientTransformation:

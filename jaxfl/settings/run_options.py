@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxfl import sampling
 from jaxfl.models.precision import Compute
-from jaxfl.schema import Option
+from jaxfl.schema import Option, is_known
 from jaxfl.typing import Array
 
 ScheduleName = Literal["constant", "cosine", "step", "exponential", "warmup"]
@@ -46,7 +46,7 @@ def learning_rate_schedule(
     if rounds < 1:
         raise ValueError(f"schedule_rounds must be at least 1, got {rounds}.")
     end = SCHEDULE_FACTORS[name] if factor is None else factor
-    if not 0 <= end <= 1 or (end == 0 and name == "exponential"):
+    if is_known(end) and (not 0 <= end <= 1 or (end == 0 and name == "exponential")):
         raise ValueError(
             f"schedule_factor must be from 0 to 1, and above 0 for schedule=exponential, got {end} for {name}; "
             f"{SCHEDULE_FACTORS[name]} is usual."
@@ -119,6 +119,7 @@ RUN = (
         None,
         float | None,
         "learning-rate factor at the end of the schedule, or at the warm-up's start",
+        traceable=True,
     ),
     Option("weights", None, str | None, "FILE.safetensors with the initial model, see jaxfl.start_from"),
 )

@@ -150,7 +150,7 @@ def footprint(
     limit = STREAM_LIMIT if on_host else program.CAPACITY
     with coordinates.decisions() as decisions:
         arguments = keys, states, parts.data, size, inner, limit, sampling.uniform, parts.cohorts, lanes
-        lowered = program.lower(method, *arguments)
+        lowered, _ = program.lower(method, *arguments)
     made = host_initialiser if prepared.host_state else program.initialiser
     first = made(method, program.shapes_of(parts.data), chosen.mesh).lower(key, parts.data).compile()
     model = jax.eval_shape(method.task.init, key)

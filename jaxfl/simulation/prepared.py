@@ -68,7 +68,7 @@ class Prepared(NamedTuple):
         """
         data = data.in_programs()
         init = initialiser(method, shapes_of(data), resolve_mesh(plan, devices))
-        shapes = jax.eval_shape(init, jax.random.key(0), data)
+        shapes = init.eval_shape(jax.random.key(0), data)
         model = served_model(method, shapes)
         chosen = resolve_plan(plan, model, size, models=models, devices=devices)
         lane = lane_plan(plan, chosen, model, size, seeds)

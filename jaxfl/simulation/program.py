@@ -9,9 +9,10 @@ the last one: another seed costs no compilation and no memory.
 """
 
 import functools
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from jaxfl import engine, sampling, tree
 from jaxfl.client.fast import coordinates
 from jaxfl.cohort import Cohort, Plan, default_mesh
 from jaxfl.data.clients import FederatedData
+from jaxfl.hyperparameters import hyperparameters_of
 from jaxfl.methods.base import Info, Method
 from jaxfl.operating_system import peak_memory
 from jaxfl.sampling import Sampler
@@ -108,7 +110,6 @@ CACHED_METHODS = 4  # methods, per builder, with programs in the cache
 CACHED_SHAPES = 8  # of each, programs: slots double, and seeds may be tested on other numbers of rows
 
 P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class RoundLog(NamedTuple):
@@ -133,28 +134,101 @@ class Advance(NamedTuple):
         return self.seconds / self.count
 
 
-def cached_program(build: Callable[P, T]) -> Callable[P, T]:
-    """Returns a builder of jitted functions that returns the same function for the same arguments: the program cache.
+class Program:
+    """A jitted function, with the hyperparameters that it is called with.
 
-    JAX frees a compiled program with its function, so later runs would compile again. Of each builder, the functions of
-    the last `CACHED_METHODS` first arguments are cached, and for each of these the last `CACHED_SHAPES`. The arguments
-    must contain shapes (see `shapes_of`), or one function would hold the programs of all shapes. Where an argument
-    cannot be hashed, nothing is cached.
+    Attributes:
+        values: None, or the hyperparameters, which the jitted function takes first.
+        decisions: those that were made while it was traced, see `jaxfl.client.fast.coordinates`.
     """
 
-    @functools.lru_cache(CACHED_METHODS)
-    def cached(first: Any) -> Callable[..., T]:
-        return functools.lru_cache(CACHED_SHAPES)(functools.partial(build, first))
+    def __init__(self, jitted: Any, values: Any = None, decisions: list[str] | None = None):
+        self._jitted, self.values = jitted, values
+        self.decisions: list[str] = [] if decisions is None else decisions
 
-    @functools.wraps(build)
-    def get(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            hash((*args, *kwargs.values()))
-        except TypeError:
-            return build(*args, **kwargs)
-        return cached(args[0])(*args[1:], **kwargs)
+    def __call__(self, *args: Any) -> Any:
+        """Returns the result of the function."""
+        return self._jitted(*self.given, *args)
 
-    return get
+    @property
+    def given(self) -> tuple:
+        """The arguments that the jitted function, and its compiled form, take before all others."""
+        return () if self.values is None else (self.values,)
+
+    def eval_shape(self, *args: Any) -> Any:
+        """Returns the shapes of the result, for arguments or their shapes."""
+        return self._jitted.eval_shape(*self.given, *args)
+
+    def lower(self, *args: Any, **options: Any) -> Any:
+        """Returns the function traced and lowered, for arguments or their shapes; `options` are JAX's for lowering."""
+        return self._jitted.trace(*self.given, *args).lower(**options)
+
+    def at(self, values: Any) -> "Program":
+        """Returns the program with other hyperparameters."""
+        return Program(self._jitted, values, self.decisions)
+
+
+class _Family(NamedTuple):
+    """All objects that differ in their hyperparameters alone, in the place of one of them."""
+
+    build: Callable[[dict[str, Any]], Any]
+
+
+def cached_program(
+    jit: Callable[..., Any] = jax.jit, donate: Sequence[int] = ()
+) -> Callable[[Callable[P, Callable[..., Any]]], Callable[P, Program]]:
+    """Returns a decorator for builders of functions, which then return the same `Program` for the same arguments.
+
+    JAX frees a compiled program with its function, so later runs would compile again. Of each builder, the programs of
+    the last `CACHED_METHODS` first arguments are cached, and for each of these the last `CACHED_SHAPES`. The arguments
+    must contain shapes (see `shapes_of`), or one function would hold the programs of all shapes. Where an argument
+    cannot be hashed, nothing is cached. Arguments that differ in their `Hyperparameters` alone have one program: its
+    functions are built inside the trace, with numbers that are not known yet.
+
+    Args:
+        jit: `jax.jit` or `jaxfl.engine.jit`.
+        donate: the arguments of the functions that are donated.
+    """
+
+    def decorate(build: Callable[P, Callable[..., Any]]) -> Callable[P, Program]:
+        function_of: Callable[..., Callable[..., Any]] = build
+
+        def make(*parts: Any) -> Program:
+            if not any(isinstance(part, _Family) for part in parts):
+                return Program(jit(function_of(*parts), donate_argnums=donate))
+
+            def program(values: list[dict[str, Any]], *args: Any) -> Any:
+                given = iter(values)
+                known = [part.build(next(given)) if isinstance(part, _Family) else part for part in parts]
+                return function_of(*known)(*args)
+
+            return Program(jit(program, donate_argnums=[place + 1 for place in donate]))
+
+        @functools.lru_cache(CACHED_METHODS)
+        def cached(first: Any) -> Callable[..., Program]:
+            return functools.lru_cache(CACHED_SHAPES)(functools.partial(make, first))
+
+        @functools.wraps(build)
+        def get(*args: P.args, **kwargs: P.kwargs) -> Program:
+            arguments = inspect.signature(build).bind(*args, **kwargs)
+            arguments.apply_defaults()
+            found = [hyperparameters_of(argument) for argument in arguments.args]
+            parts = [
+                argument if own is None else _Family(own.build)
+                for argument, own in zip(arguments.args, found, strict=True)
+            ]
+            values = [dict(own.values) for own in found if own is not None]
+            try:
+                hash(tuple(parts))
+            except TypeError:
+                made = make(*parts)
+            else:
+                made = cached(parts[0])(*parts[1:])
+            return made.at(values) if values else made
+
+        return get
+
+    return decorate
 
 
 def shapes_of(*trees: Any) -> Any:
@@ -200,11 +274,12 @@ def compile_rounds(
     Raises:
         MemoryError: the program needs more memory than the device has left.
     """
-    compiled = lower(method, key, state, data, size, plan, limit, sampler, cohort, lanes).compile()
+    lowered, given = lower(method, key, state, data, size, plan, limit, sampler, cohort, lanes)
+    compiled = lowered.compile()
     held, available = plan.copies * tree.num_bytes(state), least(available_bytes())
     needed = held + plan.copies * program_bytes(compiled)
     if available is None or needed <= available:
-        return compiled
+        return functools.partial(compiled, *given)
     problem = f"the run needs about {needed / 1e9:.1f} GB beside its data and {available / 1e9:.1f} GB are free"
     alone = "" if plan.copies == 1 else f"devices=1 (each of {plan.copies} cores has all of it), "
     if held <= available:
@@ -233,8 +308,11 @@ def lower(
     sampler: Sampler,
     cohort: Cohort | None = None,
     lanes: Lanes | None = None,
-) -> Any:
-    """Returns the rounds of `compile_rounds`, traced and lowered, and repeats the decisions of their first tracing."""
+) -> tuple[Any, tuple]:
+    """Returns the rounds of `compile_rounds`, traced and lowered, and what they take before their arguments.
+
+    The decisions of their first tracing are reported again.
+    """
     program = _rounds(method, size, plan, limit, sampler, lanes, shapes_of(key, state, data, cohort))
     where = plan if lanes is None else lanes
     if where.mesh is not None:
@@ -242,18 +320,10 @@ def lower(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where.place), (state, cohort)
         )
     with coordinates.decisions() as decisions:
-        lowered = program.advance.lower(key, state, data, jnp.int32(0), *(() if cohort is None else (cohort,)))
-    program.decisions = decisions or program.decisions  # JAX traces nothing a second time
+        lowered = program.lower(key, state, data, jnp.int32(0), *(() if cohort is None else (cohort,)))
+    program.decisions[:] = decisions or program.decisions  # JAX traces nothing a second time
     coordinates.report(program.decisions)
-    return lowered
-
-
-class _Rounds:
-    """The jitted rounds of a method, and the decisions that were made while they were traced."""
-
-    def __init__(self, advance: Any):
-        self.advance = advance
-        self.decisions: list[str] = []
+    return lowered, program.given
 
 
 def draw_ordered_cohort(sampler: Sampler, key: Key, round: Array, data: FederatedData, size: int, plan: Plan) -> Cohort:
@@ -299,10 +369,10 @@ def one_round(
     return state, cohort, info
 
 
-@cached_program
+@cached_program(engine.jit, donate=[1])
 def _rounds(
     method: Method, size: int, plan: Plan, limit: int, sampler: Sampler, lanes: Lanes | None, shapes: Any
-) -> _Rounds:
+) -> Callable[..., tuple]:
     train = functools.partial(one_round, method, size=size, plan=plan, sampler=sampler)
     train = jax.jit(train, inline=True)  # which traces it once, for its shapes and for the loop
 
@@ -338,12 +408,12 @@ def _rounds(
             state = jax.lax.with_sharding_constraint(state, plan.place)
         return state, *plan.readable(rest)
 
-    return _Rounds(engine.jit(advance if lanes is None else lanes.lift(advance), donate_argnums=1))
+    return advance if lanes is None else lanes.lift(advance)
 
 
-@cached_program
+@cached_program(engine.jit)
 def initialiser(method: Method, shapes: Any, mesh: Any = None) -> Callable[[Key, FederatedData], Any]:
-    """Returns `(key, data) -> state`, jitted.
+    """Returns `(key, data) -> state`.
 
     Args:
         method: the method.
@@ -363,7 +433,7 @@ def initialiser(method: Method, shapes: Any, mesh: Any = None) -> Callable[[Key,
             )
         return state
 
-    return engine.jit(default_mesh(mesh)(init))
+    return default_mesh(mesh)(init)
 
 
 def program_bytes(program: Any) -> int:

@@ -217,9 +217,9 @@ def serves_finite_model(method: Method, state: Any, ids: Array) -> bool:
     return bool(_finite_model_search(method, shapes_of(state, ids))(state, ids))
 
 
-@cached_program
+@cached_program()
 def _finite_model_search(method: Method, shapes: Any) -> Callable[[Any, Array], Array]:
-    """Returns `(state, ids [M]) -> []` bool, jitted."""
+    """Returns `(state, ids [M]) -> []` bool."""
 
     def search(state: Any, ids: Array) -> Array:
         def look(carry: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -232,7 +232,7 @@ def _finite_model_search(method: Method, shapes: Any) -> Callable[[Any, Array], 
 
         return jax.lax.while_loop(go, look, (jnp.int32(0), jnp.array(False)))[1]
 
-    return jax.jit(search)
+    return search
 
 
 CHECKED_CLIENTS = 64  # clients for which it is checked that all start from the same row
@@ -332,9 +332,9 @@ class HostRounds(Rounds):
         return tree.placed(state, self._plan.place)
 
 
-@cached_program
+@cached_program(engine.jit)
 def host_initialiser(method: Method, shapes: Any, mesh: Any) -> Callable[[Key, FederatedData], tuple[Any, Array]]:
-    """Returns `(key, data) -> (state, equal)`, jitted: the first state with one row, and whether all clients start from
+    """Returns `(key, data) -> (state, equal)`: the first state with one row, and whether all clients start from
     it.
 
     XLA computes only the rows that are used, so that arrays of the size of all rows never exist. Therefore some
@@ -348,4 +348,4 @@ def host_initialiser(method: Method, shapes: Any, mesh: Any) -> Callable[[Key, F
         equal = [(leaf[::step] == leaf[:1]).all() for leaf in jax.tree.leaves(rows)]
         return with_field(state, str(method.per_client), first), jnp.stack(equal).all()
 
-    return engine.jit(begin)
+    return begin

@@ -99,10 +99,10 @@ def lanes_of(plan: Plan, seeds: int, own: Sequence[bool]) -> Lanes:
     return Lanes(mesh, -(-seeds // devices), tuple(own))
 
 
-@cached_program
+@cached_program()
 def _take_lane(shapes: Any) -> Callable[[Any, int], Any]:
-    """Returns `(states [S, ...], lane) -> state`, jitted."""
-    return jax.jit(tree.take)
+    """Returns `(states [S, ...], lane) -> state`."""
+    return tree.take
 
 
 def seeds_per_program(count: int) -> int:

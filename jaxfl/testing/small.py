@@ -74,18 +74,18 @@ def linear_task() -> Task:
 
 def case(row: Row, batch_size: int | None = 4) -> Case:
     """Returns the compiled method of a registry row, the same object for the same row, so that it compiles once."""
-    return _compiled_case(*_case_options(row, batch_size))
+    return _compiled_case(row.factory, tuple(case_options(row, batch_size).items()))
 
 
 def recompiled_case(row: Row) -> Case:
     """Returns an equal of `case(row)` that is built and compiled again."""
-    return _compiled_case.__wrapped__(*_case_options(row, 4))
+    return _compiled_case.__wrapped__(row.factory, tuple(case_options(row).items()))
 
 
-def _case_options(row: Row, batch_size: int | None) -> tuple[Callable[..., Method], tuple[tuple[str, Any], ...]]:
-    """Returns the factory of a registry row, and the options with which the battery calls it."""
+def case_options(row: Row, batch_size: int | None = 4) -> dict[str, Any]:
+    """Returns the options with which the battery calls the factory of a registry row."""
     options = {"local_epochs": 2, "batch_size": batch_size, **row.small}
-    return row.factory, tuple((name, value) for name, value in options.items() if name in row.options)
+    return {name: value for name, value in options.items() if name in row.options}
 
 
 @functools.lru_cache(maxsize=4)

@@ -191,6 +191,7 @@ BROKEN = {
     "argument names": lambda method: method._replace(client_params=lambda s, i: method.client_params(s, i)),
     "info": after_round(lambda state, info, cohort: state._replace(cluster=info.cluster[1:])),
     "stable state": after_round(lambda state, info, cohort: state._replace(round=state.round.astype(jnp.float32))),
+    "traceable numbers": after_round(lambda state, info, cohort: plus(state, float(info.loss.sum()))),
     "chunks": after_round(lambda state, info, cohort: plus(state, cohort.plan.chunk or 0)),
     "devices": after_round(lambda state, info, cohort: plus(state, cohort.plan.mesh.size if cohort.plan.mesh else 0)),
     "padding clients": ignoring_the_mask,

@@ -21,14 +21,19 @@ def test_the_peak_is_of_this_process_alone():
 
 def test_programs_of_all_shapes_are_kept_and_of_methods_the_last():
     made = []
-    build = cached_program(lambda method, shapes: made.append((method, shapes)))
+
+    @cached_program()
+    def build(method, shapes):
+        made.append((method, shapes))
+        return lambda: None
+
     for _ in range(2):  # of two seeds whose slots double
         for slots in range(CACHED_SHAPES):
             build("stocfl", 1 << slots)
     assert len(made) == CACHED_SHAPES
     for method in range(CACHED_METHODS):
         build(method, 1)
-    build("stocfl", 1)
+    assert build("stocfl", 1) is build("stocfl", 1)
     assert len(made) == CACHED_SHAPES + CACHED_METHODS + 1, "a method that is gone holds no memory"
     build("stocfl", [1])
     build("stocfl", [1])

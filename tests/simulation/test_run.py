@@ -700,12 +700,6 @@ def test_another_seed_takes_the_program_of_the_first(compiled):
     assert untimed(second.history) != untimed(first.history) and compiled
 
 
-def test_what_cannot_be_hashed_is_built_anew():
-    assert program.cached_program(lambda one: [one])([1]) == [[1]]
-    build = program.cached_program(lambda one: [one])
-    assert build(1) is build(1)
-
-
 @pytest.mark.slow
 def test_footprint_says_what_state_data_and_model_take():
     method = stocfl(slots=5)

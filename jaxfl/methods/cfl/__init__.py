@@ -60,7 +60,7 @@ from jaxfl.methods.cfl.rule import SIMILARITIES, ClientMetric, SplitRule, ready_
 from jaxfl.methods.cfl.state import CFLState, ClientReport, apply_splits, grow, initial_state, record_reports
 from jaxfl.methods.parts.vectors import LAST_KERNEL, Compared, compared_leaves, to_vector
 from jaxfl.random import Stream, key_for
-from jaxfl.schema import checked
+from jaxfl.schema import Traceable, checked
 from jaxfl.server import aggregate
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
@@ -108,9 +108,9 @@ def cfl(
     *,
     preset: Literal["paper", "official", "fesem"] = "paper",
     relative: bool | None = None,
-    eps1: float | None = None,
-    eps2: float | None = None,
-    gamma_max: float | None = None,
+    eps1: Traceable | None = None,
+    eps2: Traceable | None = None,
+    gamma_max: Traceable | None = None,
     linkage: Bipartition | None = None,
     weighting: aggregate.Weighting | None = None,
     layers: str | Sequence[str] | None = None,

@@ -35,7 +35,7 @@ from jaxfl.methods.base import Method
 from jaxfl.methods.cfl import PRESETS as CFL_PRESETS
 from jaxfl.methods.cfl import cfl, preset_rule, splitting_clusters
 from jaxfl.models.layer_kinds import kernel_layers
-from jaxfl.schema import checked
+from jaxfl.schema import Traceable, checked
 from jaxfl.server.aggregate import Weighting
 from jaxfl.tasks import Task
 
@@ -52,9 +52,9 @@ def layercfl(
     environment: Environment = "unknown",
     layers: str | Sequence[str] | None = None,
     relative: bool = True,
-    eps1: float | None = None,
-    eps2: float | None = None,
-    gamma_max: float | None = None,
+    eps1: Traceable | None = None,
+    eps2: Traceable | None = None,
+    gamma_max: Traceable | None = None,
     local_epochs: int = 5,
     batch_size: int | None = None,
     weighting: Weighting = "rows",
@@ -111,9 +111,9 @@ def adacfl(
     *,
     layers: str | Sequence[str] | None = None,
     relative: bool = True,
-    eps1: float | None = None,
-    eps2: float | None = None,
-    gamma_max: float | None = None,
+    eps1: Traceable | None = None,
+    eps2: Traceable | None = None,
+    gamma_max: Traceable | None = None,
     local_epochs: int = 5,
     batch_size: int | None = None,
     weighting: Weighting = "rows",

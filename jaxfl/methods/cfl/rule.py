@@ -16,6 +16,7 @@ from jaxfl.methods.base import takes_part
 from jaxfl.methods.cfl import splitting
 from jaxfl.methods.cfl.state import CFLState, comparable
 from jaxfl.methods.parts.vectors import Compared
+from jaxfl.schema import is_known, is_zero
 from jaxfl.server.aggregate import Weighting
 from jaxfl.typing import Array
 
@@ -45,9 +46,9 @@ class SplitRule(NamedTuple):
     def check(self) -> None:
         """Raises ValueError if a field is out of range."""
         for name in ("eps1", "eps2", "gamma_max"):
-            if not getattr(self, name) >= 0:  # NaN too
+            if is_known(getattr(self, name)) and not getattr(self, name) >= 0:  # NaN too
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
-        if self.gamma_max > 1 and not self.relative:
+        if is_known(self.gamma_max) and self.gamma_max > 1 and not self.relative:
             raise ValueError(
                 f"gamma_max must be at most 1, got {self.gamma_max}; relative=True takes larger multiples."
             )
@@ -98,7 +99,7 @@ def split_if_ready(rule: SplitRule) -> Callable[[CFLState, Array], splitting.Div
 
 def acceptance(rule: SplitRule) -> splitting.Accept:
     """Returns the function that decides whether a split is kept."""
-    if rule.gamma_max == 0 or (rule.metric == "l2" and not rule.relative):
+    if is_zero(rule.gamma_max) or (rule.metric == "l2" and not rule.relative):
         return splitting.keep_all
     if not rule.relative:
         return splitting.keep_above(rule.gamma_max)

@@ -26,7 +26,7 @@ from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Assign
 from jaxfl.random import Stream, key_for
-from jaxfl.schema import checked
+from jaxfl.schema import checked, is_known
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
@@ -160,7 +160,7 @@ def check_start(
     """Raises ValueError unless the options of a start are in range and go together."""
     if warmup_rounds < 0:
         raise ValueError(f'warmup_rounds must be at least 0, got {warmup_rounds}; start="random" has no warm-up.')
-    if start == "balanced" and not 0 <= min_share * num_clusters <= 1 + 1e-6:
+    if start == "balanced" and is_known(min_share) and not 0 <= min_share * num_clusters <= 1 + 1e-6:
         raise ValueError(
             f"min_share must be from 0 to 1 / num_clusters ({1 / num_clusters:.3g}), got {min_share}: "
             "the shares of all clusters add up to 1 at most."

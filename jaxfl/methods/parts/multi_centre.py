@@ -26,7 +26,7 @@ from jaxfl.methods.base import Info, Init, Method, takes_part
 from jaxfl.methods.parts.one_shot import add_exchange, all_clients, nearest_centre, train_all_once
 from jaxfl.methods.parts.vectors import compared_leaves, to_vector
 from jaxfl.random import Stream, key_for
-from jaxfl.schema import checked
+from jaxfl.schema import checked, is_known, is_zero
 from jaxfl.server import aggregate
 from jaxfl.server.aggregate import Weighting
 from jaxfl.tasks import Task
@@ -44,7 +44,7 @@ def local_update(
 ) -> Train:
     """Returns the local update of equation 7: `(key, model, data, client, *, anchor) -> (model, loss)`."""
     pull = proximal_pull(2 * proximal_weight)  # mu = 2 lambda
-    local = optax.chain(pull, optimizer) if proximal_weight else optimizer
+    local = optimizer if is_zero(proximal_weight) else optax.chain(pull, optimizer)
     train = local_train(task, local, local_epochs=epochs, batch_size=batch_size)
 
     def update(key: Key, model: Params, data: FederatedData, client: Array, *, anchor: Params):
@@ -262,7 +262,7 @@ def _check_arguments(num_clusters: int, proximal_weight: float, first_epochs: in
     """Raises ValueError if an argument is out of range."""
     if num_clusters < 1:
         raise ValueError(f"num_clusters must be at least 1, got {num_clusters}.")
-    if not 0 <= proximal_weight < math.inf:  # nor NaN
+    if is_known(proximal_weight) and not 0 <= proximal_weight < math.inf:  # nor NaN
         raise ValueError(f"proximal_weight must be at least 0 and finite, got {proximal_weight}; 0 removes the pull.")
     if first_epochs is not None and first_epochs < 1:
         raise ValueError(f"first_epochs must be at least 1, got {first_epochs}; None is local_epochs.")

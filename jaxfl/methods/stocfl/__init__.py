@@ -48,7 +48,7 @@ from jaxfl.methods.stocfl.memory import MEMORIES, StoCFLState, grow
 from jaxfl.methods.stocfl.regrouping import StoCFLRule, regrouping
 from jaxfl.methods.stocfl.representation import Representation, RepresentationKind, observing, represent
 from jaxfl.random import Stream, key_for
-from jaxfl.schema import checked
+from jaxfl.schema import Traceable, checked
 from jaxfl.server import aggregate
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
@@ -79,8 +79,8 @@ def stocfl(
     optimizer: optax.GradientTransformation,
     *,
     preset: Literal["paper", "official"] = "paper",
-    threshold: float | Literal["auto"] = 0.5,
-    proximal_weight: float = 0.05,
+    threshold: Traceable | Literal["auto"] = 0.5,
+    proximal_weight: Traceable = 0.05,
     local_epochs: int = 5,
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "uniform",

@@ -15,6 +15,7 @@ from jaxfl.methods.averaging import Update
 from jaxfl.methods.stocfl import merging
 from jaxfl.methods.stocfl.memory import StoCFLState
 from jaxfl.methods.stocfl.representation import Observation, RepresentationKind
+from jaxfl.schema import is_known
 from jaxfl.typing import Array, Params
 
 
@@ -33,7 +34,7 @@ class StoCFLRule(NamedTuple):
 
     def check(self) -> None:
         """Raises ValueError if the threshold is NaN, or two fields contradict each other."""
-        if self.threshold != self.threshold:
+        if is_known(self.threshold) and self.threshold != self.threshold:
             raise ValueError('threshold must be a number or "auto", got nan.')
         if self.threshold == "auto" and not self.normalise:
             raise ValueError(

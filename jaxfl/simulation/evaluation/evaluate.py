@@ -41,22 +41,20 @@ from jaxfl.typing import Array, Key, Params
 BLOCK = 1000  # test rows of a client taken at once
 
 
-@cached_program
+@cached_program(engine.jit)
 def assigner(method: Method, plan: Plan, shapes: Any) -> Any:
-    """Returns `(key, state, data, ids [M], real [M]) -> state` with their clusters up to date; compiled."""
+    """Returns `(key, state, data, ids [M], real [M]) -> state` with their clusters up to date."""
 
-    @engine.jit
     def assign(key: Key, state: Any, data: FederatedData, ids: Array, real: Array) -> Any:
         return plan.readable(default_mesh(plan.mesh)(method.assign)(key, state, data, Cohort(ids, real, plan)))
 
     return assign
 
 
-@cached_program
+@cached_program(engine.jit)
 def tester(method: Method, plan: Plan, shapes: Any) -> Any:
-    """Returns `(state, data, ids [M], real [M]) -> sums [M, ...]`, zeros where not real; compiled."""
+    """Returns `(state, data, ids [M], real [M]) -> sums [M, ...]`, zeros where not real."""
 
-    @engine.jit
     def test(state: Any, data: FederatedData, ids: Array, real: Array) -> Totals:
         def client(shared: Any, client: Array, real: Array) -> tuple[tuple, Totals]:
             state, data = shared
@@ -71,9 +69,9 @@ def tester(method: Method, plan: Plan, shapes: Any) -> Any:
     return test
 
 
-@cached_program
+@cached_program(engine.jit)
 def tuner(method: Method, finetune: FineTune, plan: Plan, shapes: Any) -> Callable[..., tuple]:
-    """Returns `(key, state, data, ids [M], real [M]) -> (sums [M, ...], diverged [M])`; compiled.
+    """Returns `(key, state, data, ids [M], real [M]) -> (sums [M, ...], diverged [M])`.
 
     A fine-tuned model lives as long as its client's test: there is a chunk of them, never a stack.
     """
@@ -88,7 +86,6 @@ def tuner(method: Method, finetune: FineTune, plan: Plan, shapes: Any) -> Callab
 
         return (), _run_where(data.test.size[client] > 0, run)
 
-    @engine.jit
     def tune(key: Key, state: Any, data: FederatedData, ids: Array, real: Array) -> Any:
         cohort = by_size(data, Cohort(ids, real, plan))
         found = over_clients(client, (key, state, data), cohort)[1]

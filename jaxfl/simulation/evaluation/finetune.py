@@ -10,6 +10,7 @@ from jaxfl import tree
 from jaxfl.client.conduct import without_conditions
 from jaxfl.client.training import local_train
 from jaxfl.data.clients import FederatedData
+from jaxfl.hyperparameters import Hyperparameters
 from jaxfl.methods.base import Method
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import check_type
@@ -30,6 +31,7 @@ class FineTune:
         optimizer: its state starts fresh.
         epochs: passes over the client's training rows.
         batch_size: rows of a step, reshuffled in every epoch; None takes all at once.
+        hyperparameters: the numbers that compiled programs take as an argument; None makes them constants.
 
     Raises:
         ValueError: `epochs` or `batch_size` is below 1.
@@ -42,6 +44,7 @@ class FineTune:
     optimizer: optax.GradientTransformation
     epochs: int = 1
     batch_size: int | None = None
+    hyperparameters: Hyperparameters | None = None
 
     def __post_init__(self) -> None:
         """Checks types and numbers."""

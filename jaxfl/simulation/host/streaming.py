@@ -106,17 +106,17 @@ class RowStream:
         return self._drawn[round] if round in self._drawn else self._draw(self._key, jnp.int32(round), self.blank)
 
 
-@cached_program
+@cached_program()
 def _cohort_drawer(
     sampler: Sampler, size: int, plan: Plan, shapes: Any
 ) -> Callable[[Key, Array, FederatedData], Cohort]:
-    """Returns `(key, round, data) -> cohort`, jitted: the cohort of the round, stacked `STREAM_LIMIT` times."""
+    """Returns `(key, round, data) -> cohort`: the cohort of the round, stacked `STREAM_LIMIT` times."""
 
     def draw(key: Key, round: Array, data: FederatedData) -> Cohort:
         now = data.at(round)
         return plan.readable(tree.repeat(draw_ordered_cohort(sampler, key, round, now, size, plan), STREAM_LIMIT))
 
-    return jax.jit(draw)
+    return draw
 
 
 def keeps_data_on_host(method: Method, data: FederatedData, resident: Resident) -> bool:

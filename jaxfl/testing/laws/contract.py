@@ -8,15 +8,27 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from jaxfl import tree
 from jaxfl.cohort import Plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Info, Row
+from jaxfl.schema import function_options
+from jaxfl.simulation.mapped import VALUE_NEEDED
 from jaxfl.simulation.records import checkpoint
 from jaxfl.simulation.run import run
 from jaxfl.testing.compare import assert_close, assert_equal
-from jaxfl.testing.small import CLIENTS, COHORT, case, federation, recompiled_case, small_cohort
+from jaxfl.testing.small import (
+    CLIENTS,
+    COHORT,
+    case,
+    case_options,
+    federation,
+    linear_task,
+    recompiled_case,
+    small_cohort,
+)
 
 
 def check_argument_names(row: Row) -> None:
@@ -89,6 +101,30 @@ def check_stable_state(row: Row) -> None:
         f"info of a scanned round must have a leading axis of rounds, has shape {infos.loss.shape}"
     )
     assert len(traces) == 1, f"the second call must not trace the round again (weak types?), traced {len(traces)} times"
+
+
+def check_traceable_numbers(row: Row) -> None:
+    """Numbers that are declared `Traceable`, and the learning rate, are arguments: two values are traced once."""
+    options, declared = case_options(row), function_options(row.factory)
+    given = {name: options.get(name, option.default) for name, option in declared.items() if option.traceable}
+    numbers = {name: float(value) for name, value in given.items() if isinstance(value, (int, float)) and value}
+    traces, data, cohort, key = [], federation(), small_cohort(), jax.random.key(0)
+
+    @jax.jit
+    def one_round(rate: float, numbers: dict[str, float], data: FederatedData) -> Any:
+        traces.append("round")
+        method = row.factory(linear_task(), optax.sgd(rate), **{**options, **numbers})
+        return method.round(key, method.init(key, data), data, cohort)
+
+    try:
+        for scale in (1.0, 0.5):
+            jax.eval_shape(one_round, 0.3 * scale, {name: scale * value for name, value in numbers.items()}, data)
+    except VALUE_NEEDED as error:
+        raise AssertionError(
+            f"a number among {', '.join(['the learning rate', *numbers])} decides a branch, a shape or a check: "
+            "declare its option as float, or let the check pass what `jaxfl.schema.is_known` says is not known"
+        ) from error
+    assert len(traces) == 1, f"another value must not trace the round again, traced {len(traces)} times"
 
 
 def check_seed(row: Row) -> None:
