@@ -17,6 +17,7 @@ from jaxfl.schema import checked
 from jaxfl.simulation.evaluation.metrics import is_lower_better, main_metric
 from jaxfl.simulation.records.history import History
 from jaxfl.simulation.records.identity import DATA_CHECKSUM, FINGERPRINT
+from jaxfl.text import BOLD, bold_parts, csv_table, encodable, markdown_cell, printable
 
 if TYPE_CHECKING:
     import pandas
@@ -32,13 +33,14 @@ SIGNS = str.maketrans(
 
 
 def latex_cell(cell: str) -> str:
-    r"""Returns a cell in LaTeX; `<b>...</b>` becomes bold.
+    r"""Returns a cell in LaTeX; `jaxfl.text.BOLD` becomes bold.
 
-    >>> print(latex_cell("layers=^Conv_{0} 5 %"), latex_cell("<b>1</b>"))
-    layers=\^{}Conv\_\{0\} 5 \% \textbf{1}
+    >>> print(latex_cell("layers=^Conv_{0} 5 %"), latex_cell(BOLD.format("1")), latex_cell("[1cm]"))
+    layers=\^{}Conv\_\{0\} 5 \% \textbf{1} {}[1cm]
     """
-    bold, cell = cell.startswith("<b>"), cell.removeprefix("<b>").removesuffix("</b>").translate(SIGNS)
-    return rf"\textbf{{{cell}}}" if bold else cell
+    parts = [(text.translate(SIGNS), is_bold) for text, is_bold in bold_parts(cell)]
+    text = "".join(rf"\textbf{{{text}}}" if is_bold else text for text, is_bold in parts)
+    return f"{{}}{text}" if text.startswith(("[", "*")) else text  # or it is an argument of the line end before
 
 
 def mean_cell(values: Sequence[float] | None, digits: int, *, spread: bool = False) -> str:
@@ -318,9 +320,9 @@ class Comparison(NamedTuple):
         rows, differences = [], self.differences()
         for line in self.lines:
             row: dict[str, Any] = {
-                "setting": line.name,
+                "setting": encodable(line.name),
                 "seeds": len(line.runs),
-                "data": line.data,
+                "data": encodable(line.data),
                 "metric": line.metric,
             }
             for measure in dict.fromkeys(line.entry(title) for title in self._titles()):
@@ -346,7 +348,7 @@ class Comparison(NamedTuple):
         every = {column.name: column for column in self._columns(bold)}
         some = [column for column in every.values() if column.shown]
         columns = some if self.columns is None else [every[name] for name in self.columns]
-        names = [line.name for line in self.lines]
+        names = [printable(line.name) for line in self.lines]
         return [
             ["setting", *(column.title for column in columns)],
             *([name, *cells] for name, *cells in zip(names, *(column.cells for column in columns), strict=True)),
@@ -362,15 +364,15 @@ class Comparison(NamedTuple):
 
     def to_csv(self) -> str:
         """Returns the numbers of `to_pandas` as CSV."""
-        return self.to_pandas().to_csv(index=False)
+        return csv_table(self.to_pandas())
 
     def to_markdown(self) -> str:
         """Returns the table in Markdown."""
-        return markdown_table(self.table(bold="**{}**"))
+        return markdown_table(self.table(bold=BOLD))
 
     def to_latex(self) -> str:
         r"""Returns the table in LaTeX: a `tabular` that needs the package booktabs."""
-        return latex_table(self.table(bold="<b>{}</b>"))
+        return latex_table(self.table(bold=BOLD))
 
     def compared_cells(self, bold: str = "{}") -> list[str]:
         """Returns the metric that each row is compared by as text, as in `table`."""
@@ -452,7 +454,7 @@ class Comparison(NamedTuple):
                 unknown = not (line.fingerprints() and first.fingerprints())
                 reason = "no common seed" if not common else "data unknown" if unknown else ""
                 cells.append(["" if line is first else reason, "", "", ""])
-        base = self.lines[0].name if len(self.data) == 1 else "first on its data"
+        base = printable(self.lines[0].name) if len(self.data) == 1 else "first on its data"
         differences, p, adjusted, wilcoxon = map(list, zip(*cells, strict=True))
         return [
             TableColumn("difference", f"{self._compared_title()} {MINUS} {base}", differences),
@@ -507,12 +509,13 @@ class ComparisonByData(NamedTuple):
         one_metric = len({line.metric for line in lines}) == 1
         header, columns = ["setting"], []
         for data, part in self.parts.items():
-            names, cells = [line.name for line in part.lines], part.compared_cells(bold)
+            names, cells = [printable(line.name) for line in part.lines], part.compared_cells(bold)
             if part.is_mixed():
                 cells = [f"{cell} {line.title()}" for cell, line in zip(cells, part.lines, strict=True)]
+            data = printable(data)
             header.append(data if one_metric or part.is_mixed() else f"{data}, {part.metric}")
             columns.append(dict(zip(names, cells, strict=True)))
-        rows = dict.fromkeys(line.name for line in lines)
+        rows = dict.fromkeys(printable(line.name) for line in lines)
         return [header, *([name, *(column.get(name, "-") for column in columns)] for name in rows)]
 
     def to_pandas(self) -> "pandas.DataFrame":
@@ -525,11 +528,11 @@ class ComparisonByData(NamedTuple):
 
     def to_csv(self) -> str:
         """Returns the numbers of `to_pandas` as CSV."""
-        return self.to_pandas().to_csv(index=False)
+        return csv_table(self.to_pandas())
 
     def to_markdown(self) -> str:
         """Returns the table in Markdown."""
-        return markdown_table(self.table(bold="**{}**"))
+        return markdown_table(self.table(bold=BOLD))
 
     def to_latex(self) -> str:
         r"""Returns the table in LaTeX: a `tabular` that needs the package booktabs."""
@@ -546,10 +549,9 @@ class ComparisonByData(NamedTuple):
 
 def markdown_table(table: Sequence[Sequence[str]]) -> str:
     """Returns a table, whose first row is the header, in Markdown."""
-    header, *rows = table
+    header, *rows = ([markdown_cell(text) for text in row] for row in table)
     rule = ["---", *["---:"] * (len(header) - 1)]
-    cells = ([text.replace("|", "\\|") for text in row] for row in (header, rule, *rows))
-    return "".join(f"| {' | '.join(row)} |\n" for row in cells)
+    return "".join(f"| {' | '.join(row)} |\n" for row in (header, rule, *rows))
 
 
 def latex_table(table: Sequence[Sequence[str]]) -> str:

@@ -40,7 +40,7 @@ def check_laws(name: str, items: Iterable[str]) -> bool:
     console, found = stdout(), []
     bar = progress.Progress(
         progress.SpinnerColumn(),
-        progress.TextColumn("{task.description}"),
+        progress.TextColumn("{task.description}", markup=False),
         progress.BarColumn(24),
         progress.TimeElapsedColumn(),
         console=console,
@@ -57,7 +57,7 @@ def check_laws(name: str, items: Iterable[str]) -> bool:
     broken, silent = found.count(BROKEN), found.count(NOT_RUN)
     end = f"{name} breaks {broken} of {len(found)} laws" if broken else f"{name} keeps all {len(found)} laws"
     skipped = f", {silent} of which do not apply here" if silent and not broken else ""
-    console.print(f"\n{end}{skipped}", markup=False)
+    console.print(f"\n{end}{skipped}")
     return not broken
 
 
@@ -85,7 +85,7 @@ def _print_verdict(console: "Console", outcome: str, law: str, why: str) -> None
     from rich.text import Text
 
     if not console.is_terminal:
-        console.print(f"{outcome:<8} {law:<17} {why}", markup=False, soft_wrap=True)
+        console.print(f"{outcome:<8} {law:<17} {why}", soft_wrap=True)
         return
     line = Table.grid(padding=(0, 1))
     line.add_column(width=8)

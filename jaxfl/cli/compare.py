@@ -23,6 +23,7 @@ from jaxfl.plots import style
 from jaxfl.plots.curves import curves
 from jaxfl.schema import check_name
 from jaxfl.simulation.records.identity import FINGERPRINT
+from jaxfl.text import BOLD
 
 COMMAND = "compare"  # in what is written
 CURVE_METRICS = ("loss", "num_clusters", "ari")  # drawn beside the compared metric, where all runs have them
@@ -121,7 +122,7 @@ def write_page(settings: RunsBySetting, found: AnyComparison, unfinished: Sequen
 
 def _table_blocks(found: AnyComparison) -> list[page.PageBlock]:
     """Returns the table of a comparison, and what it says."""
-    header, *rows = found.table(bold=page.Bold.MARKED)
+    header, *rows = found.table(bold=BOLD)
     sentences = [TABLE_NOTE, difference_sentence(found)] if isinstance(found, Comparison) else [found.caption()]
     cells = [[page.Bold.of(cell) for cell in row] for row in rows]
     return [page.Text(" ".join(filter(None, [*sentences, SORTING_NOTE]))), page.Table(header, cells, sorted=True)]
@@ -200,7 +201,7 @@ def _folder_cell(run: Path, folder: Path) -> str:
     """Returns the folder of a run, as a link to the page of the run if there is one."""
     if not (run / PAGE).exists():
         return str(run)
-    return page.Link.to(quote(Path(os.path.relpath(run / PAGE, folder)).as_posix()), str(run))
+    return page.Link.to(quote(os.fsencode(Path(os.path.relpath(run / PAGE, folder)).as_posix())), str(run))
 
 
 def _command_rows(parts: Mapping[str, Comparison]) -> list[list[str]]:
@@ -269,7 +270,7 @@ def compare_runs(
     if plot is not None:
         style.write_picture(curves(found), plot, dpi=150, command=COMMAND)
     if written := [str(path) for path in (*files.values(), plot, html) if path is not None]:
-        print(f"written: {', '.join(written)}")
+        print_parts(stdout(), f"written: {', '.join(written)}")
 
 
 def print_comparison(
@@ -300,7 +301,7 @@ def print_comparison(
     if html is not None:
         write_page(settings, found, unfinished, html)
     for note in run_notes(found, unfinished):
-        stderr().print(f"note: {note}", markup=False, soft_wrap=True)
+        stderr().print(f"note: {note}", soft_wrap=True)
     return found
 
 

@@ -67,7 +67,7 @@ def _print_styled(text: str, style: str) -> None:
     """Prints a line to standard error."""
     from jaxfl.cli.tables.console import stderr
 
-    stderr().print(text, style=style, soft_wrap=True, markup=False)
+    stderr().print(text, style=style, soft_wrap=True)
 
 
 def _exit_if_distributed(code: int, error: Exception | None = None) -> None:

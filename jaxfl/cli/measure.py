@@ -76,7 +76,7 @@ def bench_scaling(
         command += ["--method", method, *(word for item in items for word in ("--set", item))]
         command += ["--hidden", str(hidden), "--rounds", str(rounds)]
         write_scaling(results, shlex.join(command), out)
-        print(f"written: {out / PAGE}, {out / PICTURE} and {out / RECORD}")
+        print_parts(stdout(), f"written: {out / PAGE}, {out / PICTURE} and {out / RECORD}")
     return all("error" not in row for result in results for row in result.points)
 
 
@@ -102,10 +102,10 @@ class MeasurementBar(contextlib.AbstractContextManager["MeasurementBar"]):
         self.console, self.num_printed = console, 0
         self.bar = progress.Progress(
             progress.SpinnerColumn(),
-            progress.TextColumn("{task.description}"),
+            progress.TextColumn("{task.description}", markup=False),
             progress.BarColumn(24),
             progress.TimeElapsedColumn(),
-            progress.TextColumn("{task.fields[left]}"),
+            progress.TextColumn("{task.fields[left]}", markup=False),
             console=console,
             disable=not console.is_terminal,
             transient=True,
@@ -126,9 +126,7 @@ class MeasurementBar(contextlib.AbstractContextManager["MeasurementBar"]):
             self.num_printed += 1
             if not self.console.is_terminal or "error" in row:
                 outcome = "failed" if "error" in row else f"{1000 * row['seconds']['median']:.1f} ms a round"
-                self.console.print(
-                    f"{self.num_printed}/{len(step.points)}  {step.over} {row['value']:,}: {outcome}", markup=False
-                )
+                self.console.print(f"{self.num_printed}/{len(step.points)}  {step.over} {row['value']:,}: {outcome}")
         if step.index < len(step.points):
             doing = f"round {step.round}/{step.points[0].rounds}" if step.round else "starting"
             text = f"{step.over} {step.values[step.index]:,} ({step.index + 1}/{len(step.points)}) {doing}"
@@ -252,11 +250,11 @@ def bench_workloads(
             results.append(kit.run(name, given, environments))
         print_parts(stdout(), f"{results[-1].text}\n")
         if results[-1].error:
-            stderr().print(f"error: {results[-1].error}", style="red", soft_wrap=True, markup=False)
+            stderr().print(f"error: {results[-1].error}", style="red", soft_wrap=True)
     if out is not None:
         command = ["jaxfl", "bench", *names, *given, *(["--environments", str(environments)] if environments else [])]
         _write_workloads(results, shlex.join(command), out)
-        print(f"written: {out / PAGE} and {out / RECORD}")
+        print_parts(stdout(), f"written: {out / PAGE} and {out / RECORD}")
     return not any(result.error for result in results)
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxfl.files import signature
+from jaxfl.text import bold_parts, markdown_cell, printable
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 72rem; margin: 2rem auto; padding: 0 1rem }
@@ -71,13 +72,11 @@ class Code(str):
 class Bold(str):
     """Bold text of a cell."""
 
-    MARKED = "<b>{}</b>"
-
     @classmethod
     def of(cls, cell: str) -> str:
-        """Returns a cell, as bold text if it is marked by `<b>`."""
-        plain = cell.removeprefix("<b>").removesuffix("</b>")
-        return cell if plain == cell else cls(plain)
+        """Returns a cell, as bold text if it is marked by `jaxfl.text.BOLD`."""
+        texts, are_bold = zip(*bold_parts(cell), strict=True)
+        return cls("".join(texts)) if any(are_bold) else cell
 
 
 class Link(str):
@@ -151,7 +150,7 @@ def html(title: str, blocks: Sequence[PageBlock], folder: Path, command: str) ->
     return (
         f'<!doctype html>\n<!-- {signature(command)} -->\n<html lang="en">\n<head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{style}</style></head>\n<body>\n{body}\n</body>\n</html>\n"
+        f"<title>{_html_text(title)}</title><style>{style}</style></head>\n<body>\n{body}\n</body>\n</html>\n"
     )
 
 
@@ -172,29 +171,37 @@ def _markdown_block(block: PageBlock) -> str:
 
 
 def _markdown_cell(word: str) -> str:
-    text = word.replace("|", "\\|")
+    text = markdown_cell(word)
     if isinstance(word, Link):
-        return f"[{text}]({word.target})"
-    return f"`{text}`" if isinstance(word, Code) else f"**{text}**" if isinstance(word, Bold) else text
+        return f"[{text}](<{word.target}>)"
+    if isinstance(word, Code):
+        code = printable(word).replace("|", "\\|")
+        return f"`{code}`" if "`" not in code else f"`` {code} ``" if "``" not in code else text
+    return f"**{text}**" if isinstance(word, Bold) else text
+
+
+def _html_text(text: str) -> str:
+    """Returns a text as HTML shows it, letter by letter."""
+    return escape(printable(text, lines=True))
 
 
 def _html_block(block: PageBlock, folder: Path) -> str:
     match block:
         case Heading(level, text):
-            return f"<h{level}>{escape(text)}</h{level}>"
+            return f"<h{level}>{_html_text(text)}</h{level}>"
         case Text(text):
-            return f"<p>{escape(text)}</p>"
+            return f"<p>{_html_text(text)}</p>"
         case Listing(text):
-            return f"<div><pre>{escape(text)}</pre></div>"
+            return f"<div><pre>{_html_text(text)}</pre></div>"
         case Picture(name, text, dpi):
             png = (folder / name).read_bytes()
             content = base64.b64encode(png).decode()
             pixels = int.from_bytes(png[16:20], "big")  # its width, in the header
             wide = "" if dpi is None else f' width="{round(96 * pixels / dpi)}"'  # a browser has 96 in an inch
-            return f'<img alt="{escape(text)}"{wide} src="data:image/png;base64,{content}">'
+            return f'<img alt="{_html_text(text)}"{wide} src="data:image/png;base64,{content}">'
         case Table(head, rows, sortable):
             form = "<th><button>{}</button></th>" if sortable else "<th>{}</th>"
-            top = "".join(form.format(escape(word)) for word in head)
+            top = "".join(form.format(_html_text(word)) for word in head)
             lines = "\n".join(f"<tr>{''.join(map(_html_cell, row))}</tr>" for row in rows)
             start = '<div class="sorted">' if sortable else "<div>"
             return f"{start}<table>\n<thead><tr>{top}</tr></thead>\n<tbody>\n{lines}\n</tbody>\n</table></div>"
@@ -202,6 +209,6 @@ def _html_block(block: PageBlock, folder: Path) -> str:
 
 def _html_cell(word: str) -> str:
     if isinstance(word, Link):
-        return f'<td><a href="{escape(word.target)}">{escape(word)}</a></td>'
+        return f'<td><a href="{escape(word.target)}">{_html_text(word)}</a></td>'
     tag = "code" if isinstance(word, Code) else "b" if isinstance(word, Bold) else ""
-    return f"<td><{tag}>{escape(word)}</{tag}></td>" if tag else f"<td>{escape(word)}</td>"
+    return f"<td><{tag}>{_html_text(word)}</{tag}></td>" if tag else f"<td>{_html_text(word)}</td>"

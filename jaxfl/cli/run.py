@@ -10,7 +10,7 @@ from typing import Any
 from jaxfl import data as federations
 from jaxfl.cli import run_page, tables
 from jaxfl.cli.signals import TRY_AGAIN
-from jaxfl.cli.tables.console import print_table, progress_message, stderr, stdout
+from jaxfl.cli.tables.console import print_parts, print_table, progress_message, stderr, stdout
 from jaxfl.data.clients import FederatedData
 from jaxfl.jobs import job
 from jaxfl.jobs.job import Job, add_saved_summaries, summarise_seeds
@@ -320,7 +320,7 @@ def _report_outcome(outcome: Result | Diverged, one: job.Job, label: str, quiet:
     """Prints warnings and notes on a run; returns its summary, None if it has diverged."""
     console, notes, prefix = stderr(), stderr(quiet=quiet), f"{label}: " if label else ""
     if isinstance(outcome, Diverged):
-        console.print(f"error: {prefix}{outcome}", style="red", soft_wrap=True, markup=False)
+        console.print(f"error: {prefix}{outcome}", style="red", soft_wrap=True)
         return None
     summary, clients = outcome.summary, outcome.summary["num_clients"]
     if count := summary["diverged"]:
@@ -392,17 +392,16 @@ def print_results(
     if finished := [summary for summary in summaries if summary is not None]:
         finished = add_saved_summaries(jobs, finished) if several else finished
         title, head, rows, caption = tables.results_table(finished, summarise_seeds(finished, out) if several else None)
-        print(title)
+        print_parts(stdout(), title)
         print_table(stdout(), head, rows, named=several)
         if caption:
-            print(caption)
-        for line in tables.shortfall_lines(finished):
-            print(line)
+            print_parts(stdout(), caption)
+        print_parts(stdout(), *tables.shortfall_lines(finished))
     for one, summary in zip(jobs, summaries, strict=True):
         if one.out is not None and summary is not None and not quiet:
-            print(f"pictures: {' and '.join(str(one.out / name) for name in job.PICTURES)}")
+            print_parts(stdout(), f"pictures: {' and '.join(str(one.out / name) for name in job.PICTURES)}")
             if html:
-                print(f"page: {one.out / run_page.PAGE}")
+                print_parts(stdout(), f"page: {one.out / run_page.PAGE}")
 
 
 def parse_seeds(text: str) -> list[int]:

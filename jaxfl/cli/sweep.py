@@ -14,7 +14,7 @@ from jaxfl.cli import run_page
 from jaxfl.cli.compare import COMMAND, print_comparison
 from jaxfl.cli.run import parse_seeds, rounds_and_cohort, run_jobs
 from jaxfl.cli.run_page import PAGE
-from jaxfl.cli.tables.console import stderr
+from jaxfl.cli.tables.console import print_parts, stderr, stdout
 from jaxfl.data.bounded import check_nesting
 from jaxfl.files import check_output, signature
 from jaxfl.jobs import job
@@ -292,7 +292,7 @@ def sweep(
     if finished := [_setting_folder(jobs) for jobs in settings.values() if any(one.done() for one in jobs)]:
         print_comparison(finished, html=out / PAGE if html else None)
         if html and not quiet:
-            print(f"page: {out / PAGE}")
+            print_parts(stdout(), f"page: {out / PAGE}")
     return all(_has_all_files(one, html) for jobs in settings.values() for one in jobs)
 
 
@@ -385,7 +385,7 @@ def _run_settings(settings: Mapping[str, Sequence[job.Job]], quiet: bool, html: 
             except ValueError as error:  # the other settings are run
                 refused.append(error)
                 waiting[name] = []
-                stderr().print(f"{name}: error: {error}", highlight=False, markup=False)
+                stderr().print(f"{name}: error: {error}", soft_wrap=True)
             if not waiting[name]:
                 del waiting[name], tools[name]
         held = [one for jobs in waiting.values() for one in jobs]
@@ -423,7 +423,7 @@ def _run_missing(name: str, jobs: Sequence[job.Job], tools: list[job.Tools], qui
     other = [every for every in intervals if every is not None and every != jobs[0].eval_every]
     if jobs[0].eval_every is not None and other:
         note += f"; finished runs were evaluated every {min(other)} rounds, another --out evaluates them anew"
-    console.print(f"{name}: {note}", highlight=False, markup=False)
+    console.print(f"{name}: {note}", soft_wrap=True)
     held: list[job.Job] = []
     most = seeds_per_program(len(jobs))
     for begun in (True, False):  # runs that were started before come first
@@ -464,7 +464,6 @@ def _hold(one: job.Job, stack: contextlib.ExitStack, html: bool, held: list[job.
             "to make the run again.",
             style="yellow",
             soft_wrap=True,
-            markup=False,
         )
         return None
     config = directory.config() or {}

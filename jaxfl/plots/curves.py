@@ -67,7 +67,9 @@ def choice(choice: ChoiceLike) -> "Figure":
         axes.plot(
             numbers[place], values[place], "o", ms=11, mfc="none", mec=mark, mew=1.6, ls="", label=label, clip_on=False
         )
-        axes.set_title(DISTANCE if name == "distance" else f"{name} on rows set aside", fontsize=10, loc="left")
+        axes.set_title(
+            DISTANCE if name == "distance" else f"{style.plain(name)} on rows set aside", fontsize=10, loc="left"
+        )
         axes.set_xlabel("number of clusters")
         style.light_grid(axes)
         axes.margins(0.09, 0.12)
@@ -180,26 +182,31 @@ def curves(comparison: Comparison | ComparisonByData, metric: str | None = None)
     parts = {"": comparison} if isinstance(comparison, Comparison) else comparison.parts
     names = list(dict.fromkeys(line.name for part in parts.values() for line in part.lines))
     looks: dict[str, dict[str, Any]] = {
-        name: {"label": name, "color": color, "ls": DASHES[place % len(DASHES)]}
+        name: {"label": style.plain(name), "color": color, "ls": DASHES[place % len(DASHES)]}
         for place, (name, color) in enumerate(zip(names, style.line_colors(len(names)), strict=True))
     }
     across = min(len(parts), MAX_ACROSS)
     down = math.ceil(len(parts) / across)
+    beside = style.legend_width(map(style.plain, names))
     legend = 0.5 + 0.18 * len(names)  # inches: a line of the legend for each
-    figure = style.figure((9 if across == 1 else 2.4 + 3.6 * across, max(4.2 if down == 1 else 3.2 * down, legend)))
+    figure = style.figure(
+        ((9 if across == 1 else 2.4 + 3.6 * across) + beside, max(4.2 if down == 1 else 3.2 * down, legend))
+    )
     panels = figure.subplots(down, across, squeeze=False).flat
     labelled: dict[str, Any] = {}
     for (data, part), axes in zip(parts.items(), panels, strict=False):
         _draw_curves(axes, part, metric, looks)
         drawn = [metric] if metric else dict.fromkeys(line.metric for line in part.lines)
-        axes.set_title(" or ".join(drawn).replace("_", " ") + (f", {data}" if data else ""), fontsize=10, loc="left")
+        title = " or ".join(drawn).replace("_", " ") + (f", {data}" if data else "")
+        axes.set_title(style.plain(title), fontsize=10, loc="left")
         axes.set_xlabel("round")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         style.light_grid(axes)
         labelled = {**dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True)), **labelled}
     for axes in panels:  # of the last row of panels
         axes.set_axis_off()
-    labels = [*names, *(label for label in labelled if label not in looks)]
+    shown = {look["label"]: look for look in looks.values()}
+    labels = [*shown, *(label for label in labelled if label not in shown)]
     handles = [labelled[label] for label in labels]
     figure.legend(handles, labels, loc="outside right upper", fontsize=8, frameon=False, handlelength=3)
     return figure

@@ -116,7 +116,7 @@ def heatmaps(
     above = LINE * max(text.count("\n") + 1 for text in titles.values()) + 0.12
     left = 0.25 + (0.068 * max(map(len, names)) if names else 0)
     wide = max(left + columns * (side + beside), 3.4)
-    heading = textwrap.wrap(title, int((wide - 0.2) / 0.085))
+    heading = list(map(style.plain, textwrap.wrap(title, int((wide - 0.2) / 0.085))))
     footer = "clients" if group is None else "clients by true group"
     footer += "; lighter: more similar"
     footer += "" if count == total else f"; {count:,} of {total:,}, evenly chosen, are drawn"
@@ -155,12 +155,13 @@ def _group_segments(group: np.ndarray, group_names: Sequence[str]) -> tuple[list
     """Returns the names of sorted groups, and the start of each among the clients, with the end."""
     starts = np.flatnonzero(np.append(True, group[1:] != group[:-1]))
     own = {-1: "unknown"} | dict(enumerate(group_names))
-    return [own.get(int(one), f"group {one}") for one in group[starts]], np.append(starts, len(group))
+    names = [style.plain(own.get(int(one), f"group {one}"), style.MAX_NAME) for one in group[starts]]
+    return names, np.append(starts, len(group))
 
 
 def _panel_title(name: str, matrix: np.ndarray, group: np.ndarray | None, kind: str, wide: float) -> str:
     """Returns the title of a panel, wrapped to a width in inches, with its gap where it has one."""
-    lines = textwrap.wrap(name, int((wide - 0.1) / 0.074))
+    lines = list(map(style.plain, textwrap.wrap(name, int((wide - 0.1) / 0.074))))
     if group is not None:
         signed = -matrix if kind == "distance" else matrix
         gap = float(gaps.gap_all_pairs(jnp.asarray(signed), jnp.asarray(group)))

@@ -93,11 +93,12 @@ def montage(
                 continue
             x = begin + column * (wide + APART) + column // each * BETWEEN
             axes.imshow(images[place], extent=(x, x + wide, y + high, y), cmap="gray", vmin=0, vmax=1, aspect="auto")
-            below = _shorten(words_below[place], wide)
+            below = style.plain(words_below[place], max(2, int(wide / 0.062)))
             axes.text(x + wide / 2, y + high + 0.02, below, fontsize=7, ha="center", va="top")
             place += 1
     axes.set(xlim=(0, size[0]), ylim=(size[1], 0))
-    figure.text(0.2 / size[0], 1 - 0.3 / size[1], f"{data.name}: {_montage_title(data, names, cluster)}", fontsize=10)
+    head = f"{style.plain(data.name)}: {_montage_title(data, names, cluster)}"
+    figure.text(0.2 / size[0], 1 - 0.3 / size[1], head, fontsize=10)
     return figure
 
 
@@ -162,12 +163,13 @@ def _class_numbers(data: FederatedData, classes: Sequence[int | str]) -> list[in
     Raises:
         ValueError: there are none, or one is unknown.
     """
-    names = style.class_names(data)
+    names = dict(enumerate(data.class_names))
+    names = [names.get(number, str(number)) for number in range(data.num_classes)]
     numbers: dict[int | str, int] = {name: number for number, name in enumerate(names)}
     numbers |= {number: number for number in range(len(names))}
     for one in classes:
         if one not in numbers:
-            known = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+            known = ", ".join(map(repr, names[:10])) + (", ..." if len(names) > 10 else "")
             raise ValueError(f"classes must be numbers below {data.num_classes} or names of {known}; got {one!r}.")
     if not len(classes):
         raise ValueError("classes must name at least one class, got none; None draws examples of all.")
@@ -255,11 +257,5 @@ def _render_examples(data: FederatedData, chosen: Sequence[tuple[int, int]]) -> 
 def _label_text(data: FederatedData, label: np.ndarray) -> str:
     """Returns the label of a row as text: its class, or its number; empty for several labels."""
     if data.kind == "classification":
-        return style.class_names(data)[int(label)]
+        return dict(enumerate(data.class_names)).get(int(label), str(int(label)))
     return f"{float(label):.3g}" if label.ndim == 0 else ""
-
-
-def _shorten(word: str, wide: float) -> str:
-    """Returns a text, shortened to the width of an image in inches."""
-    most = max(2, int(wide / 0.062))
-    return word if len(word) <= most else word[: most - 1] + "…"

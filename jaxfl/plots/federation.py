@@ -83,7 +83,7 @@ def labels(data: FederatedData) -> "Figure":
         f"{sizes.sum():,} training rows",
         style.count_phrase(data.num_classes, "class"),
     ]
-    figure.text(LEFT / size[0], 1 - 0.3 / size[1], f"{data.name}: {', '.join(words)}", fontsize=10)
+    figure.text(LEFT / size[0], 1 - 0.3 / size[1], f"{style.plain(data.name)}: {', '.join(words)}", fontsize=10)
     kinds = f"clients, {how}"
     if data.group is not None:
         kinds = f"clients of {style.count_phrase(len(names), 'true group')}, in each {how}"

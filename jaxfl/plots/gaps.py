@@ -64,10 +64,13 @@ def layer_gaps(
         if layer is not None:
             check_word("recommended", layer, layers)
 
-    longest = max(map(len, layers))
+    shown = [style.plain(layer, 60) for layer in layers]
+    longest = max(map(len, shown))
     wide = float(np.clip(0.42 * len(layers), 3.4, 9.0))
     slanted = 0.075 * longest > wide / len(layers) - 0.05
-    figure = style.figure((wide + 2.2, 2.1 * len(panels) + 0.35 + (0.05 * longest if slanted else 0)))
+    figure = style.figure(
+        (wide + 2.2, 2.1 * len(panels) + 0.35 + ((0.07 if len(layers) > 8 else 0.05) * longest if slanted else 0))
+    )
     places = np.arange(len(layers))
     kinds = [_layer_kind(layer) for layer in layers]
     rows = figure.subplots(len(panels), 1, squeeze=False, sharex=True)[:, 0]
@@ -85,13 +88,13 @@ def layer_gaps(
         axes.axhline(0, color="#444444", lw=1)
         axes.margins(x=0.02, y=0.16)
         axes.set_ylabel("Gap")
-        axes.set_title(name, fontsize=10, loc="left")
+        axes.set_title(style.plain(name, lines=True), fontsize=10, loc="left")
         if (layer := marked.get(name)) is not None:
             _mark_recommended(axes, layers.index(layer), values)
-    rows[-1].set_xticks(places, layers, fontsize=8)
+    rows[-1].set_xticks(places, shown, fontsize=8)
     if slanted:
         rows[-1].tick_params(axis="x", rotation=90 if len(layers) > 8 else 30)
-    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+    figure.suptitle(style.plain(title, lines=True), fontsize=10, x=0.01, ha="left")
     _draw_side_legend(figure, _layer_entries(kinds, panels, marked))
     return figure
 
@@ -123,7 +126,9 @@ def gap_curves(
     """
     panels, labels = _panels(curves, len(x))
     color_of = dict(zip(labels, style.line_colors(len(labels)), strict=True)) | dict(colors or {})
-    figure = style.figure((3.7 * len(panels) + 1.5, 3.2))
+    names = {label: style.plain(label) for label in labels}
+    high = max(3.2, 0.7 + 0.18 * len(labels))  # inches: a line of the legend for each
+    figure = style.figure((3.7 * len(panels) + 1.5 + style.legend_width(names.values()), high))
     for axes, (name, lines) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         style.light_grid(axes)
         axes.axhline(0, color="#444444", lw=1)
@@ -136,18 +141,26 @@ def gap_curves(
             ).tolist()
             line, color = "--" if again else "-", color_of[label]
             axes.plot(
-                np.asarray(x), values, line, marker="o", markevery=marked, ms=3.5, lw=1.6, color=color, label=label
+                np.asarray(x),
+                values,
+                line,
+                marker="o",
+                markevery=marked,
+                ms=3.5,
+                lw=1.6,
+                color=color,
+                label=names[label],
             )
-        axes.set_title(name, fontsize=10, loc="left")
-        axes.set_xlabel(xlabel)
-        axes.set_ylabel(ylabel)
+        axes.set_title(style.plain(name, lines=True), fontsize=10, loc="left")
+        axes.set_xlabel(style.plain(xlabel, lines=True))
+        axes.set_ylabel(style.plain(ylabel, lines=True))
         if len(x) == 1:
             axes.set_xlim(x[0] - 1, x[0] + 1)
         axes.xaxis.get_major_locator().set_params(integer=True)
     from matplotlib.lines import Line2D
 
-    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
-    _draw_side_legend(figure, [Line2D([], [], color=color_of[label], lw=1.8, label=label) for label in labels])
+    figure.suptitle(style.plain(title, lines=True), fontsize=10, x=0.01, ha="left")
+    _draw_side_legend(figure, [Line2D([], [], color=color_of[one], lw=1.8, label=names[one]) for one in labels])
     return figure
 
 
@@ -182,9 +195,11 @@ def bars(
     """
     panels, labels = _panels(values, len(x))
     color_of = dict(zip(labels, style.line_colors(len(labels)), strict=True)) | dict(colors or {})
-    words = [f"{one:,}" if isinstance(one, int | np.integer) else str(one) for one in x]
+    names = {label: style.plain(label) for label in labels}
+    words = [f"{one:,}" if isinstance(one, int | np.integer) else style.plain(one, style.MAX_NAME) for one in x]
     wide = float(np.clip(0.13 * len(words) * (len(labels) + 1), 3.0, 7.5))
-    figure = style.figure(((wide + 0.7) * len(panels) + 1.5, 3.2))
+    high = max(3.2, 0.7 + 0.18 * len(labels))
+    figure = style.figure(((wide + 0.7) * len(panels) + 1.5 + style.legend_width(names.values()), high))
     missing = False
     rows = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     for axes, (name, groups) in zip(rows, panels.items(), strict=True):
@@ -195,7 +210,8 @@ def bars(
             places = np.arange(len(words)) - 0.42 + (index + 0.5) * width
             there = ~np.isnan(heights)
             color = color_of[label]
-            axes.bar(places[there], heights[there], 0.9 * width, color=color, edgecolor=color, lw=0.8, label=label)
+            look = {"color": color, "edgecolor": color, "lw": 0.8, "label": names[label]}
+            axes.bar(places[there], heights[there], 0.9 * width, **look)
             axes.plot(
                 places[~there],
                 np.full((~there).sum(), 0.035),
@@ -210,18 +226,18 @@ def bars(
         if 0.075 * max(map(len, words)) > wide / len(words) - 0.05:
             axes.tick_params(axis="x", rotation=90)
         axes.set_xlim(-0.6, len(words) - 0.4)
-        axes.set_title(name, fontsize=10, loc="left")
-        axes.set_xlabel(xlabel)
-    rows[0].set_ylabel(ylabel)
+        axes.set_title(style.plain(name, lines=True), fontsize=10, loc="left")
+        axes.set_xlabel(style.plain(xlabel, lines=True))
+    rows[0].set_ylabel(style.plain(ylabel, lines=True))
     some = [one for part in panels.values() for one in part.values() if not np.isnan(one).all()]
     rows[0].set_ylim(0, top if some else top or 1)
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    entries: list[Any] = [Patch(facecolor=color_of[label], label=label) for label in labels]
+    entries: list[Any] = [Patch(facecolor=color_of[label], label=names[label]) for label in labels]
     if missing:
-        entries.append(Line2D([], [], ls="", marker="x", ms=5, mew=1.5, color="#444444", label=never))
-    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+        entries.append(Line2D([], [], ls="", marker="x", ms=5, mew=1.5, color="#444444", label=style.plain(never)))
+    figure.suptitle(style.plain(title, lines=True), fontsize=10, x=0.01, ha="left")
     _draw_side_legend(figure, entries)
     return figure
 

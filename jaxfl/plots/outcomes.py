@@ -228,7 +228,7 @@ def personalisation(result: Run) -> "Figure":
     known = np.isfinite(before) & np.isfinite(after)
     if not known.any():
         raise ValueError(f"result must have the {main} of some client, got none: no client has test rows.")
-    order = drawing_order(result)
+    order, drawn = drawing_order(result), style.plain(main, style.MAX_NAME)
     color_of, found = style.cluster_colors(order), np.asarray(evaluation.cluster)[known]
     before, after = before[known], after[known]
     lower = is_lower_better(main, (getattr(result, "summary", None) or {}).get("lower_is_better", ()))
@@ -240,7 +240,7 @@ def personalisation(result: Run) -> "Figure":
     dots, change = figure.subplots(1, 2)
     maps.draw_map(dots, np.stack([before, after], 1), [color_of.get(int(one), style.NO_CLUSTER_COLOR) for one in found])
     dots.axline((before[0], before[0]), slope=1, color="#444444", lw=1, ls=":", zorder=0)
-    dots.set_title(f"{main} of each client", fontsize=10, loc="left")
+    dots.set_title(f"{drawn} of each client", fontsize=10, loc="left")
     dots.set_xlabel("before fine-tuning", fontsize=9)
     dots.set_ylabel("after", fontsize=9)
     place = np.arange(len(gain) + 1) / len(gain) * 100
@@ -253,11 +253,11 @@ def personalisation(result: Run) -> "Figure":
         f"{better:,} better, {worse:,} worse, {len(gain) - better - worse:,} the same", fontsize=10, loc="left"
     )
     change.set_xlabel("clients, the largest gain first (%)", fontsize=9)
-    change.set_ylabel(f"{'lower' if lower else 'higher'} {main} by", fontsize=9)
+    change.set_ylabel(f"{'lower' if lower else 'higher'} {drawn} by", fontsize=9)
     change.tick_params(labelsize=8)
     change.set_xlim(0, 100)
     style.light_grid(change)
-    means = f"mean {main} {before.mean():.4g} before fine-tuning, {after.mean():.4g} after"
+    means = f"mean {drawn} {before.mean():.4g} before fine-tuning, {after.mean():.4g} after"
     title = f"{run_name(result)}: {style.count_phrase(len(gain), 'client')}, {means}"
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     maps.draw_legend(figure, entries, columns)

@@ -63,7 +63,7 @@ def representations(
     places = maps.tsne(rows, max(1.0, min(maps.PERPLEXITY, (len(rows) - 1) / 3)), seed)
     group_colors = {} if truth is None else style.cluster_colors([int(one) for one in np.unique(truth)])
     colors = _cluster_colors(list(found.values()), truth, group_colors)
-    panels = {f"{name}: {_clusters_phrase(slots)}": (slots, colors) for name, slots in found.items()}
+    panels = {f"{style.plain(name)}: {_clusters_phrase(slots)}": (slots, colors) for name, slots in found.items()}
     if truth is not None:
         number = style.count_phrase(len(group_colors), "true group")
         panels = {number: (truth, group_colors)} | panels
@@ -184,7 +184,7 @@ def _representation_entries(
     if truth is not None:
         title = "true group"
         entries = [
-            (str(group_names[one]) if one < len(group_names) else f"group {one}", color)
+            (style.plain(group_names[one] if one < len(group_names) else f"group {one}", style.MAX_NAME), color)
             for one, color in group_colors.items()
             if color != style.OTHER_COLOR
         ]

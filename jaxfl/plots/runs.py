@@ -65,13 +65,15 @@ def convergence(result: Run | Mapping[str, Run | History]) -> "Figure":
     runs = dict(result) if isinstance(result, Mapping) else {"": result}
     if not runs:
         raise ValueError("result must name at least one run, got none.")
-    aside = len(runs) > MAX_INNER_LEGEND  # inside, a long legend would cover the lines
-    figure = style.figure(
-        (12.5 if aside else 11, max(3.4, 0.5 + 0.18 * len(runs)))
-    )  # inches: a line of the legend for each
+    names = {name: style.plain(name) for name in runs}
+    beside = style.legend_width(names.values())
+    aside = len(runs) > MAX_INNER_LEGEND or beside > 0  # inside, a long legend would cover the lines
+    size = (12.5 + beside if aside else 11, max(3.4, 0.5 + 0.18 * len(runs)))  # inches: a line of the legend for each
+    figure = style.figure(size)
     measured, loss, clusters = figure.subplots(1, 3)
     histories = [one if isinstance(one, History) else one.history for one in runs.values()]
     main = main_metric(next((one[-1] for one in histories if len(one)), {}))
+    drawn = style.plain(main, style.MAX_NAME)
     for place, (name, one) in enumerate(runs.items()):
         history = one if isinstance(one, History) else one.history
         color, mark = style.line_style(place)
@@ -83,7 +85,7 @@ def convergence(result: Run | Mapping[str, Run | History]) -> "Figure":
             values = np.array([math.nan if value is None else value for value in of.column(column)], float)
             if np.isfinite(values).any():
                 if several:
-                    label = name if column == f"micro_{main}" else ""
+                    label = names[name] if column == f"micro_{main}" else ""
                 marker, every = mark or ("o" if len(values) < 3 else ""), -(-len(values) // MAX_MARKED)
                 look = {"color": color, "marker": marker, "ms": 4, "markevery": every}
                 axes.plot(of.column("round"), values, dashes, label=label or None, **look)
@@ -100,9 +102,9 @@ def convergence(result: Run | Mapping[str, Run | History]) -> "Figure":
     if not isinstance(first, History) and first.data.group is not None:
         groups = len(np.unique(np.asarray(first.data.group)))
         clusters.axhline(groups, color="#444444", lw=1, ls=":", label="true groups")
-    titles = (f"{main} on the clients' test rows", "loss", "number of clusters")
+    titles = (f"{drawn} on the clients' test rows", "loss", "number of clusters")
     if several:
-        titles = (f"{main} (dashes: macro)", "loss (dashes: training)", "number of clusters")
+        titles = (f"{drawn} (dashes: macro)", "loss (dashes: training)", "number of clusters")
     shown = sorted({round for history in histories for round in history.column("round")})
     for axes, title in zip((measured, loss, clusters), titles, strict=True):
         style.mark_drift(axes, runs.values())
@@ -229,9 +231,9 @@ def drawing_order(result: Run) -> list[int]:
 
 
 def run_name(result: Run) -> str:
-    """Returns the name of a run, with which every title begins, such as "stocfl on mnist"."""
+    """Returns the name of a run, to be drawn: every title begins with it, such as "stocfl on mnist"."""
     method = (getattr(result, "summary", None) or {}).get("method")
-    return result.data.name if method is None else f"{method} on {result.data.name}"
+    return style.plain(result.data.name if method is None else f"{method} on {result.data.name}")
 
 
 def run_title(result: Run) -> str:

@@ -1,6 +1,7 @@
 """Colours, labels and figures that all pictures share."""
 
 import functools
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,6 +11,7 @@ import numpy as np
 from jaxfl import files
 from jaxfl.data.clients import FederatedData
 from jaxfl.schema import checked
+from jaxfl.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,6 +22,7 @@ BASE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E4
 OTHER_COLOR = "#D9D9D9"  # clusters beyond the palette
 MARKERS = ("", "s", "^", "D")  # of lines; circles stand for points without lines
 NO_CLUSTER_COLOR = "#FFFFFF"  # clients without a cluster
+MAX_NAME = 40  # characters of the name of a class or a group
 
 
 def palette() -> list[str]:
@@ -114,21 +117,46 @@ def count_phrase(number: int, noun: str) -> str:
     return f"{number:,} {noun if number == 1 else plural}"
 
 
+def plain(text: str, most: int = 200, *, lines: bool = False) -> str:
+    r"""Returns a text as matplotlib draws it letter by letter: without mathematics, and in legends, too.
+
+    Args:
+        text: with names of the user in it.
+        most: characters; of a longer text the first are drawn.
+        lines: whether line ends stay, and the text is a title and no name: legends leave names out that are empty or
+            begin with an underscore, unless there is a space before them.
+
+    >>> print(plain("$50K to $60K"), plain("a\x1bb"), plain("abcdef", 4))
+    \$50K to \$60K a\x1bb abc…
+    """
+    text = printable(str(text), lines=lines)
+    text = text if len(text) <= most else f"{text[: most - 1]}…"
+    text = f"\N{NO-BREAK SPACE}{text}" if not lines and text[:1] in ("", "_") else text
+    return text.replace("$", r"\$")
+
+
+def legend_width(labels: Iterable[str]) -> float:
+    """Returns the inches that labels of 8 points take beyond the 2 that figures have for them."""
+    return max(0.0, 0.075 * max(map(len, labels), default=0) - 2)
+
+
 def title_width(text: str) -> float:
     """Returns the width of a title of 10 points, in inches."""
     return 0.08 * len(text)
 
 
 def group_names(data: FederatedData, groups: np.ndarray) -> list[str]:
-    """Returns a name for each true group; `["all"]` where the groups are unknown."""
+    """Returns a name for each true group, to be drawn; `["all"]` where the groups are unknown."""
     if data.group is None:
         return ["all"]
-    return [data.group_names[group] if group < len(data.group_names) else f"group {group}" for group in groups]
+    names = dict(enumerate(data.group_names))
+    return [plain(names.get(int(group), f"group {group}"), MAX_NAME) for group in groups]
 
 
 def class_names(data: FederatedData) -> list[str]:
-    """Returns a name for every class; its number where it has none."""
-    return [data.class_names[one] if one < len(data.class_names) else str(one) for one in range(data.num_classes)]
+    """Returns a name for every class, to be drawn; its number where it has none."""
+    names = dict(enumerate(data.class_names))
+    return [plain(names.get(one, str(one)), MAX_NAME) for one in range(data.num_classes)]
 
 
 def mark_drift(axes: "Axes", runs: Iterable[Any]) -> None:
@@ -180,6 +208,11 @@ def _figure_type() -> "type[Figure]":
     from matplotlib.figure import Figure
 
     class NotebookFigure(Figure):
+        def draw(self, renderer: Any) -> None:
+            with warnings.catch_warnings():  # of a letter that the font lacks a box is drawn
+                warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
+                super().draw(renderer)
+
         def _repr_png_(self) -> bytes:
             buffer = io.BytesIO()
             self.savefig(buffer, format="png", dpi=110)

@@ -319,9 +319,9 @@ class ProgressBar:
 
         bar = progress.Progress(
             progress.SpinnerColumn(),
-            progress.TextColumn("{task.description}"),
+            progress.TextColumn("{task.description}", markup=False),
             progress.BarColumn(bar_width=24),
-            progress.TextColumn("{task.fields[text]}"),
+            progress.TextColumn("{task.fields[text]}", markup=False),
             console=console.Console(file=self.file),
         )
         task = bar.add_task(f"{self.label} compiling".strip(), total=None, text="")

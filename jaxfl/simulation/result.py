@@ -17,6 +17,7 @@ from jaxfl.simulation.evaluation.evaluate import client_model
 from jaxfl.simulation.evaluation.metrics import Evaluation, numbers_phrase
 from jaxfl.simulation.evaluation.served import evaluate_newcomers, predict
 from jaxfl.simulation.records.history import History
+from jaxfl.text import encodable
 from jaxfl.typing import Params
 
 if TYPE_CHECKING:
@@ -370,11 +371,11 @@ def client_table(data: FederatedData, found: Evaluation) -> "pandas.DataFrame":
 
     group = [""] * data.num_clients
     if data.group is not None:
-        names = data.group_names
-        group = [names[one] if one < len(names) else str(one) for one in np.asarray(data.group).tolist()]
+        names = {one: encodable(name) for one, name in enumerate(data.group_names)}
+        group = [names.get(one, str(one)) for one in np.asarray(data.group).tolist()]
     columns = {
         "client": np.arange(data.num_clients),
-        **({"name": data.client_names} if data.client_names else {}),
+        **({"name": list(map(encodable, data.client_names))} if data.client_names else {}),
         "group": group,
         **_absence_columns(data),
         "cluster": found.cluster,

@@ -1,11 +1,18 @@
-"""Consoles of the command line: results on standard output, everything else on standard error."""
+"""Consoles of the command line: results on standard output, everything else on standard error.
+
+What they print is data: brackets are no markup, and control characters are written as escapes.
+"""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from jaxfl.text import printable
+
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
     from rich.table import Table
 
 PIPED_WIDTH = 100  # characters of a line, where the output is not a terminal
@@ -14,24 +21,35 @@ GAP = 2  # characters between the columns of a table
 
 def stdout() -> "Console":
     """Returns the console for results."""
-    from rich.console import Console
-
-    console = Console(highlight=False, emoji=False)
-    return console if console.is_terminal else Console(highlight=False, emoji=False, width=PIPED_WIDTH)
+    console = _console_type()(highlight=False, emoji=False, markup=False)
+    if not console.is_terminal:
+        console.width = PIPED_WIDTH
+    return console
 
 
 def stderr(*, quiet: bool = False) -> "Console":
     """Returns the console for everything else; a quiet one prints nothing."""
+    return _console_type()(stderr=True, highlight=False, emoji=False, markup=False, quiet=quiet)
+
+
+@functools.cache
+def _console_type() -> "type[Console]":
+    """Returns a class of consoles whose output has no control characters but those of the console itself."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, emoji=False, quiet=quiet)
+    class DataConsole(Console):
+        def render(self, renderable: "RenderableType", options: "ConsoleOptions | None" = None) -> "Iterable[Segment]":
+            for segment in super().render(renderable, options):
+                yield segment if segment.control else segment._replace(text=printable(segment.text, lines=True))
+
+    return DataConsole
 
 
 def print_parts(console: "Console", *parts: "Table | str") -> None:
-    """Prints tables and texts; brackets in a text are not markup, and long lines are not wrapped."""
+    """Prints tables and texts; long lines are not wrapped."""
     for part in parts:
         if isinstance(part, str):
-            console.print(part, markup=False, soft_wrap=True)
+            console.print(part, soft_wrap=True)
         else:
             console.print(part)
 
@@ -50,6 +68,7 @@ def print_table(console: "Console", head: Sequence[str], rows: Sequence[Sequence
     from rich.cells import cell_len
     from rich.table import Table
 
+    head, rows = list(map(printable, head)), [list(map(printable, row)) for row in rows]
     cells = [max(cell_len(row[place]) for row in rows) for place in range(len(head))]
     wide = [max(one, cell_len(name)) for one, name in zip(cells, head, strict=True)]
     room, whole = console.width, sum(wide) + GAP * (len(wide) - 1)
@@ -73,14 +92,16 @@ def print_table(console: "Console", head: Sequence[str], rows: Sequence[Sequence
             table.add_column(head[place], justify=justify, width=wide[place], overflow="fold")
         for row in rows:
             table.add_row(*(row[place] for place in part))
-        console.print(*([] if part is parts[0] else [""]), table, sep="\n", markup=False)
+        console.print(*([] if part is parts[0] else [""]), table, sep="\n")
 
 
 @contextlib.contextmanager
 def progress_message(console: "Console", text: str) -> Iterator[None]:
     """Shows a message while the block runs: with a spinner in a terminal, as a line elsewhere."""
     if console.is_terminal:
-        with console.status(text):
+        from rich.text import Text
+
+        with console.status(Text(text)):
             yield
     else:
         console.print(text)
@@ -97,7 +118,7 @@ class TransferBars(contextlib.AbstractContextManager["TransferBars"]):
         from rich import progress
 
         self.bars = progress.Progress(
-            progress.TextColumn("{task.description}"),
+            progress.TextColumn("{task.description}", markup=False),
             progress.BarColumn(24),
             progress.DownloadColumn(),
             progress.TransferSpeedColumn(),

@@ -9,6 +9,7 @@ from jaxfl.cli.tables.choices import key_values
 from jaxfl.data import sources
 from jaxfl.data.describe import Description
 from jaxfl.plots.style import count_phrase
+from jaxfl.text import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -131,7 +132,7 @@ def federation_text(found: Description) -> str:
     some = {"held out": found.held_out_clients, "without training rows": found.empty_clients}
     marks = ", ".join(f"{number:,} {words}" for words, number in some.items() if number)
     shape = " x ".join(map(str, found.input_shape)) or "one number"
-    names = f": {', '.join(found.class_names)}" if found.class_names else ""
+    names = f": {', '.join(map(printable, found.class_names))}" if found.class_names else ""
     absent = found.num_classes - found.classes_present
     lines = [
         "Federation:",
@@ -147,8 +148,9 @@ def federation_text(found: Description) -> str:
         + names,
         f"  groups    {len(found.groups) or 'unknown'}",
     ]
-    wide = max([len(group["name"]) for group in found.groups[:MOST_GROUPS]], default=0)
-    for group in found.groups[:MOST_GROUPS]:
+    shown = [{**group, "name": printable(group["name"])} for group in found.groups[:MOST_GROUPS]]
+    wide = max([len(group["name"]) for group in shown], default=0)
+    for group in shown:
         clients, rows = count_phrase(group["clients"], "client"), count_phrase(group["train_rows"], "training row")
         lines.append(f"    {group['name']:<{wide}}  {clients:>14}, {rows}")
     if len(found.groups) > MOST_GROUPS:

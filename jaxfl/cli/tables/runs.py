@@ -179,6 +179,7 @@ def _number_cell(value: float | None, factor: float, form: str) -> str:
 def methods_table() -> "Table":
     """Returns the table of all methods."""
     from rich.table import Table
+    from rich.text import Text
 
     table, rows = Table("name", "summary", "paper"), known.rows()
     ours = {name for of_kind in KINDS.values() for name in of_kind}
@@ -186,6 +187,6 @@ def methods_table() -> "Table":
     for kind, of_kind in {**KINDS, "others": others}.items():
         for place, (name, row) in enumerate(of_kind.items()):
             if not place:
-                table.add_row(f"[bold]{kind}[/]")
+                table.add_row(Text(kind, "bold"))
             table.add_row(name, row.summary, row.paper, end_section=place == len(of_kind) - 1)
     return table
