@@ -536,12 +536,14 @@ class ComparisonByData(NamedTuple):
 
     def to_latex(self) -> str:
         r"""Returns the table in LaTeX: a `tabular` that needs the package booktabs."""
-        return f"% {self.caption()}\n{latex_table(self.table(bold='<b>{}</b>'))}"
+        return f"% {self.caption()}\n{latex_table(self.table(bold=BOLD))}"
 
     def caption(self) -> str:
         """Returns a sentence that says what the table shows."""
         lines = [line for part in self.parts.values() for line in part.lines]
-        metrics = dict.fromkeys(f"{line.metric}{' (%)' if _scale(line.metric)[0] == 100 else ''}" for line in lines)
+        metrics = dict.fromkeys(
+            f"{printable(line.metric)}{' (%)' if _scale(line.metric)[0] == 100 else ''}" for line in lines
+        )
         fewest, most = (pick(len(line.runs) for line in lines) for pick in (min, max))
         seeds = "1 seed" if most == 1 else f"{most} seeds" if fewest == most else f"{fewest} to {most} seeds"
         return f"Mean and standard deviation of {' or '.join(metrics)}, {seeds}."
