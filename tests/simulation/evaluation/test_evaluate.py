@@ -19,8 +19,6 @@ from jaxfl.data.synthetic import clustered_linear
 from jaxfl.simulation.evaluation import evaluate, metrics
 from jaxfl.testing.small import linear_task
 
-pytestmark = pytest.mark.rotating("function", weeks=3)
-
 CLIENTS, CLASSES, MODELS = 9, 3, 4
 
 
