@@ -6,7 +6,7 @@ import json
 import re
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,8 @@ from jaxfl.files import check_output, signature
 from jaxfl.jobs import job
 from jaxfl.schema import REQUIRED, Option, did_you_mean, quoted
 from jaxfl.settings import methods as known
-from jaxfl.settings import options
+from jaxfl.settings import models, options
+from jaxfl.settings.optimizers import OPTIMIZERS, SERVERS
 from jaxfl.settings.user_code import run_label
 from jaxfl.simulation.records.directory import FolderInUse, RunDirectory, lock_folder
 from jaxfl.simulation.seeds import seeds_per_program
@@ -57,9 +58,10 @@ class GridPoint(NamedTuple):
 def grid_points(methods: Sequence[str], given: OptionValues) -> list[GridPoint]:
     """Returns the settings of a sweep: for each method, all combinations of the values that apply to it.
 
-    An option of a method applies to the methods that have it, and `METHOD.option` to that method alone, with priority.
-    An option of data, model, optimiser or run applies to all methods, and one of the server's optimiser to those that
-    have one.
+    An option of a method applies to the methods that have it, and `METHOD.key` to that method alone, with priority,
+    whatever `key` the command `run` takes. An option of data, model, optimiser or run applies to all methods, and one
+    of the server's optimiser to those that have one. An option that some of the models or optimisers of the sweep have
+    applies to settings with these.
 
     Args:
         methods: their names.
@@ -77,14 +79,23 @@ def grid_points(methods: Sequence[str], given: OptionValues) -> list[GridPoint]:
     if len(set(map(run_label, methods))) < len(methods) or not methods:
         raise ValueError(f"methods must be one or more different names, got {', '.join(methods) or 'none'}.")
     points: dict[GridPoint, None] = {}
-    given = dict(sorted(given.items(), key=lambda item: known.is_method(_key_owner(item[0]))))  # the last wins
+    given = dict(sorted(given.items(), key=lambda item: bool(_split_method(item[0])[0])))  # those of a method are last
+    chosen_names = {
+        choice: {value for key, values in given.items() if _split_method(key)[1] == choice for value in values}
+        for choice in CHOICES
+    }
     for method in methods:
-        applicable = {_routed_key(key): values for key, values in given.items() if _applies_to(key, method, methods)}
+        own = [key for key in given if _split_method(key)[0] == method]
+        applicable = {
+            _split_method(key)[1]: values
+            for key, values in given.items()
+            if _applies_to(key, method, methods)
+            and (key in own or not any(_is_same_option(key, other) for other in own))
+        }
         varied = [key for key, values in applicable.items() if len(values) > 1]
         for chosen in itertools.product(*applicable.values()):
             items = dict(zip(applicable, chosen, strict=True))
-            if items.get("server_optimizer") == "none":  # plain averaging has no options
-                items = {key: value for key, value in items.items() if _key_owner(key) != "server"}
+            items = {key: items[key] for key in items if not _is_of_other_choice(key, items, chosen_names)}
             name = "-".join([run_label(method), *(f"{key}={items[key]}" for key in varied if key in items)])
             point = GridPoint(method, tuple(f"{key}={value}" for key, value in items.items()), _safe_file_name(name))
             points[point] = None
@@ -122,19 +133,13 @@ def merge_values(file: OptionValues, line: OptionValues) -> OptionValues:
     {'ifca.num_clusters': ['2'], 'threshold': ['0.9']}
     """
 
-    def owner(key: str) -> str:
-        return "method" if known.is_method(_key_owner(key)) else _key_owner(key)
-
     def is_replaced(key: str, by: str) -> bool:
-        owners = {owner(key), owner(by)}
-        comparable = len(owners) == 1 or ("" in owners and "server" not in owners)  # a bare name is never the server's
-        return comparable and key.rpartition(".")[2] == by.rpartition(".")[2]
+        return _split_method(by)[0] in ("", _split_method(key)[0]) and _is_same_option(key, by)
 
-    everywhere = [key for key in line if not known.is_method(_key_owner(key))]
     kept = {
         key: line.get(key, values)
         for key, values in file.items()
-        if key in line or not any(is_replaced(key, by) for by in everywhere)
+        if key in line or not any(is_replaced(key, by) for by in line)
     }
     return {**kept, **line}
 
@@ -175,11 +180,11 @@ def read_sweep_file(path: Path) -> tuple[dict[str, Any], dict[str, list[str]]]:
             allowed = "a value or a list of values" if key in LIST_KEYS else "a value"
             raise ValueError(f"{key} must be {allowed} in {path}, got {value}; a sweep varies the options in [set].")
     options = {}
-    for key, value in plain.pop("set", {}).items():  # to TOML, server.learning_rate is a table in a table
-        options |= {f"{key}.{name}": one for name, one in value.items()} if isinstance(value, dict) else {key: value}
-    for method, own in content.items():
-        if known.is_method(method):
-            options |= {f"{method}.{key}": value for key, value in own.items()}
+    for table in ("set", *filter(known.is_method, content)):
+        for key, value in plain.pop("set", {}).items() if table == "set" else content[table].items():
+            named = key if table == "set" else f"{table}.{key}"
+            # to TOML, server.learning_rate is a table in a table
+            options |= {f"{named}.{n}": one for n, one in value.items()} if isinstance(value, dict) else {named: value}
     return {key: _toml_text(value) for key, value in plain.items()}, {
         key: [_toml_text(one) for one in (value if isinstance(value, list) else [value])]
         for key, value in options.items()
@@ -220,9 +225,51 @@ def _key_owner(key: str) -> str:
     return key.rpartition(".")[0]
 
 
-def _routed_key(key: str) -> str:
-    """Returns the key for `options.route`, without the name of a method."""
-    return key.rpartition(".")[2] if known.is_method(_key_owner(key)) else key
+def _split_method(key: str) -> tuple[str, str]:
+    """Returns the method that a key is for, or an empty text, and the key for `options.route`.
+
+    >>> _split_method("ifca.run.finetune"), _split_method("my.py:make.momentum"), _split_method("server.momentum")
+    (('ifca', 'run.finetune'), ('my.py:make', 'momentum'), ('', 'server.momentum'))
+    """
+    words = key.split(".")
+    for cut in range(1, len(words)):
+        if known.is_method(method := ".".join(words[:cut])):
+            return method, ".".join(words[cut:])
+    return "", key
+
+
+def _is_same_option(key: str, other: str) -> bool:
+    """Returns whether two keys set one option, with its owner or without, whatever methods they are for."""
+    one, two = _split_method(key)[1], _split_method(other)[1]
+    owners = {_key_owner(one), _key_owner(two)}
+    comparable = len(owners) == 1 or ("" in owners and "server" not in owners)  # a bare name is never the server's
+    return comparable and one.rpartition(".")[2] == two.rpartition(".")[2]
+
+
+# What has options and is chosen by name: their owner, and the options by the name.
+CHOICES: dict[str, tuple[str, Callable[[str], Collection[str]]]] = {
+    "model": ("model", lambda name: models.options(name)),
+    "optimizer": ("optimizer", lambda name: OPTIMIZERS[name][1] if name in OPTIMIZERS else ()),
+    "server_optimizer": ("server", lambda name: SERVERS[name][1] if name in SERVERS else ()),
+}
+
+
+def _is_of_other_choice(key: str, items: Mapping[str, str], names: Mapping[str, set[str]]) -> bool:
+    """Returns whether an option is of another model or optimiser of the sweep than the chosen one.
+
+    Args:
+        key: of the option.
+        items: values by key, with the choices.
+        names: of the models and optimisers of the sweep, by choice.
+    """
+    owner, name = _key_owner(key), key.rpartition(".")[2]
+    for choice, (chosen_owner, having) in CHOICES.items():
+        chosen = items.get(choice, "none" if chosen_owner == "server" else None)
+        if chosen is not None and (owner == chosen_owner or (not owner and chosen_owner != "server")):
+            others = names[choice] - {chosen}
+            if name not in having(chosen) and any(name in having(other) for other in others):
+                return True
+    return False
 
 
 def _applies_to(key: str, method: str, methods: Sequence[str]) -> bool:
@@ -231,13 +278,14 @@ def _applies_to(key: str, method: str, methods: Sequence[str]) -> bool:
     Raises:
         ValueError: the option is one of a method that is not in the sweep.
     """
-    owner, name = _key_owner(key), key.rpartition(".")[2]
-    if known.is_method(owner):
-        if owner not in methods:
+    alone, key_alone = _split_method(key)
+    if alone:
+        if alone not in methods:
             raise ValueError(
-                f"{key} is an option of {owner}, which is not in the sweep; add the method, or leave the option out."
+                f"{key} is an option of {alone}, which is not in the sweep; add the method, or leave the option out."
             )
-        return owner == method
+        return alone == method
+    owner, name = _key_owner(key_alone), key_alone.rpartition(".")[2]
     if owner == "server":
         return "server_optimizer" in known.row(method).options
     having = [other for other in methods if owner in ("", "method") and name in known.row(other).options]

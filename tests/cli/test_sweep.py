@@ -50,7 +50,7 @@ def test_a_file_says_what_is_wanted(tmp_path):
         'methods = ["fedavg", "stocfl"]\ndata = "rotated-digits"\nseeds = [0, 1]\nrounds = 4\n'
         "[set]\nlearning_rate = [0.1, 0.2]\nnormalise = true\nserver.learning_rate = 0.3\n"
         "label_groups = [[[0, 1], [2]], [[0, 1, 2]]]\nhidden = [[200, 100], [32]]\n"
-        '[stocfl]\nthreshold = [0.5, "auto"]\n'
+        '[stocfl]\nthreshold = [0.5, "auto"]\nrun.finetune = 1\n'
     )
     assert cli_sweep.read_sweep_file(path) == (
         {"methods": "fedavg,stocfl", "data": "rotated-digits", "seeds": "0,1", "rounds": "4"},
@@ -61,6 +61,7 @@ def test_a_file_says_what_is_wanted(tmp_path):
             "label_groups": ["[0, 1],[2]", "[0, 1, 2],"],
             "hidden": ["200,100", "32"],
             "stocfl.threshold": ["0.5", "auto"],
+            "stocfl.run.finetune": ["1"],
         },
     )
 
@@ -97,6 +98,45 @@ def test_options_of_the_servers_optimiser_go_to_those_that_have_one():
     assert [point.name for point in found][-2:] == [
         "fedavg-server_optimizer=fedadam-server.learning_rate=1.0",
         "local",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "items"),
+    [
+        ("fedavg.finetune", "finetune=1"),
+        ("fedavg.run.finetune", "run.finetune=1"),
+        ("fedavg.optimizer.learning_rate", "optimizer.learning_rate=1"),
+        ("fedavg.data.num_clients", "data.num_clients=1"),
+        ("fedavg.method.local_epochs", "method.local_epochs=1"),
+    ],
+)
+def test_every_option_of_a_run_may_be_of_one_method(key, items):
+    """With priority over the same option of all methods, with its owner or without."""
+    bare = key.rpartition(".")[2]
+    found = {
+        point.method: point.items for point in cli_sweep.grid_points(["fedavg", "ifca"], {bare: ["2"], key: ["1"]})
+    }
+    assert found == {"fedavg": (items,), "ifca": (f"{bare}=2",)}
+    assert cli_sweep.merge_values({key: ["1"]}, {bare: ["2"]}) == {bare: ["2"]}
+    assert cli_sweep.merge_values({bare: ["1"]}, {key: ["2"]}) == {bare: ["1"], key: ["2"]}
+
+
+def test_options_of_a_choice_go_to_settings_with_that_choice():
+    values = {
+        "model": ["mlp", "logistic"],
+        "hidden": ["(16,)", "(32,)"],
+        "optimizer": ["adam", "sgd"],
+        "momentum": ["0.8"],
+    }
+    found = [set(point.items) for point in cli_sweep.grid_points(["local"], values)]
+    assert len(found) == 6 and {"model=logistic", "optimizer=adam"} in found
+    assert {"model=mlp", "hidden=(16,)", "optimizer=sgd", "momentum=0.8"} in found
+    alone = {"fedavg.server_optimizer": ["fedadam"], "fedavg.server.learning_rate": ["0.1", "0.2"]}
+    found = [(point.method, point.items) for point in cli_sweep.grid_points(["fedavg", "fedprox"], alone)]
+    assert found == [
+        *(("fedavg", ("server_optimizer=fedadam", f"server.learning_rate={rate}")) for rate in ("0.1", "0.2")),
+        ("fedprox", ()),
     ]
 
 
