@@ -48,6 +48,7 @@ def federate(
     group_names: Sequence[str] = (),
     class_names: Sequence[str] = (),
     client_names: Sequence[str] = (),
+    check_repeats: bool = True,
 ) -> FederatedData:
     """Returns a federation of a pool of examples and one index array per client, after checking them.
 
@@ -64,6 +65,7 @@ def federate(
         mean, std: normalisation in the units of `inputs`, a number or one per channel. For floats the default of one
             alone is 0 or 1, and there is no normalisation if both are left out.
         name, group_names, class_names, client_names: names for plots and tables; client names for all or for none.
+        check_repeats: whether to warn of test rows that are identical with training rows, see `jaxfl.data.leaks`.
 
     Raises:
         ValueError: the shapes disagree, labels are outside the classes or of no kind, a number is NaN or infinite, a
@@ -99,7 +101,7 @@ def federate(
         check_square(inputs)
     dtype = inputs.dtype if inputs.dtype.kind == "f" else np.float32
     mean, std = _normaliser("mean", mean, inputs.shape, dtype), _normaliser("std", std, inputs.shape, dtype)
-    conventions.warn_input_conventions(inputs, mean, std)
+    conventions.warn_input_conventions(inputs, labels, mean, std)
 
     data = FederatedData(
         inputs=inputs,
@@ -124,7 +126,8 @@ def federate(
         check_split(part, split, len(inputs))
     check_groups(data)
     _warn_test_rows_in_training(data)
-    leaks.warn_repeated_rows(data)
+    if check_repeats:
+        leaks.warn_repeated_rows(data)
     return data
 
 

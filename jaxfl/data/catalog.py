@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxfl.data import conditions, divide, natural, shift, skews, sources, stored
+from jaxfl.data import conditions, divide, leaks, natural, shift, skews, sources, stored
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.drift import apply_conditions
 from jaxfl.data.sources import domains, saved
@@ -260,8 +260,10 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
         if row.skew == "hybrid":
             source = _with_domains(source, chosen["other"], known["other"].default, data_dir)
         data = SKEWS[row.skew][0](source, seed=seed, **options_for("skew"))
-        if sources.entry(row.source).user_files is not None and "test_share" not in settings:
-            _warn_unused_test_rows(source, data, name)
+        if sources.entry(row.source).user_files is not None:
+            leaks.warn_repeated_rows(data)
+            if "test_share" not in settings:
+                _warn_unused_test_rows(source, data, name)
     for shifted in reversed(row.shifts):
         data = SHIFTS[shifted](data, seed=seed, **options_for(shifted))
     data = conditions.hold_out(data, share, seed) if share else data

@@ -17,11 +17,14 @@ MAX_FLOAT = 1 << 24  # largest of the integers that float32 keeps apart
 SAMPLE = 256  # rows that are looked at for whole numbers
 
 
-def warn_input_conventions(inputs: np.ndarray, mean: np.ndarray | None, std: np.ndarray | None) -> None:
+def warn_input_conventions(
+    inputs: np.ndarray, labels: np.ndarray, mean: np.ndarray | None, std: np.ndarray | None
+) -> None:
     """Warns of channels before rows, of pixels that are not scaled or by the wrong number, and of large integers.
 
     Args:
         inputs: finite numbers `[P, ...]`.
+        labels: of any kind; inputs are certainly tokens if these are tokens.
         mean, std: their normalisation, or None.
     """
     if not inputs.size:
@@ -53,7 +56,7 @@ def warn_input_conventions(inputs: np.ndarray, mean: np.ndarray | None, std: np.
                 f"mean and std are in the units of inputs, here 0..{high}, got std={float(std.max()):g}; multiply both "
                 "by 255 if they are those of images from 0 to 1."
             )
-    elif inputs.dtype == np.int32 and are_flat_images(inputs.shape):
+    elif inputs.dtype == np.int32 and are_flat_images(inputs.shape) and labels.shape != inputs.shape:
         low, high = int(inputs.min()), int(inputs.max())
         if low >= 0 and ASCII < high <= 255:
             _warn(

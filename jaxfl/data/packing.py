@@ -55,6 +55,7 @@ def pack(
         group_names=group_names,
         class_names=source.class_names,
         client_names=client_names,
+        check_repeats=False,
     )
     if isinstance(test, Split) and group is not None:
         _warn_untested_groups(data.name, np.bincount(group, np.asarray(test.size)), group_names)

@@ -14,6 +14,7 @@ CLASSES = np.arange(COUNT) % 4
 FLOATS = RNG.normal(size=(COUNT, 8)).astype(np.float32)
 GREY = RNG.integers(0, 256, (COUNT, 1, 9, 9), np.uint8)
 COLOUR = RNG.integers(0, 256, (COUNT, 9, 9, 3), np.uint8)
+TOKENS = RNG.integers(0, 256, (COUNT, 64))
 TRAIN, TEST = [np.arange(4), np.arange(4, 8)], [np.arange(8, 10), np.arange(10, COUNT)]
 
 
@@ -108,6 +109,7 @@ def test_what_is_told_says_the_line_to_write(change, message):
         {"inputs": COLOUR.astype(np.float32), "std": 255.0},
         {"inputs": np.zeros((COUNT, 4, 4), np.uint8)},
         {"inputs": RNG.integers(32, 127, (COUNT, 64))},
+        {"inputs": TOKENS, "labels": TOKENS, "num_classes": 256},
         {"inputs": RNG.integers(0, 9, (COUNT, 7)).astype(float)},
         {"inputs": (COLOUR > 127).astype(np.float32)},
         {"inputs": FLOATS.tolist(), "labels": CLASSES.tolist(), "num_classes": 4},

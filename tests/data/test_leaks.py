@@ -78,6 +78,13 @@ def test_identical_rows_in_training_and_test_are_counted_and_told(repeated, toke
     assert count_repeated_rows(fed) == repeated == describe(fed).repeated_test_rows
 
 
+def test_a_file_with_identical_rows_is_told(tmp_path):
+    path = written(tmp_path, test_x=X[28:36], test_y=Y[28:36])
+    with pytest.warns(UserWarning, match=mentions("writers-own", "4 of 8 test rows", "row 32", "row 28")):
+        data.load("writers-npz", data_dir=path)
+    data.federate(X[[0, 0]], Y[[0, 0]], [[0]], [[1]], num_classes=2, check_repeats=False)  # a warning would fail
+
+
 def test_rows_that_are_equal_by_chance_are_not_told():
     train, test = [np.arange(32)], [np.arange(32, 40)]
     for inputs in (np.zeros((40, 9), np.float32), np.eye(40, 3, dtype=np.float32), X):
