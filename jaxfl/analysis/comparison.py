@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from jaxfl.schema import checked
-from jaxfl.simulation.evaluation.metrics import is_lower_better, main_metric
+from jaxfl.simulation.evaluation.metrics import NAME, is_lower_better, main_metric
 from jaxfl.simulation.records.history import History
 from jaxfl.simulation.records.identity import DATA_CHECKSUM, FINGERPRINT
 from jaxfl.text import BOLD, bold_parts, csv_table, encodable, markdown_cell, printable
@@ -756,6 +756,13 @@ def _comparison_of(
             raise ValueError(
                 f"metric must be an entry of the histories, got {name or one.metric!r}; they have {', '.join(numbers)}."
             )
+    for label in set(labels):
+        kinds = {_metric_kind(line.metric): line.metric for line in lines if line.data == label}
+        if len(kinds) > 1:
+            raise ValueError(
+                f"metric must be one for all rows on {label}, whatever models and clients it is of, got "
+                f"{' and '.join(kinds.values())}; compare each by its own command."
+            )
     known = [value for _, value in reached if value is not None]
     lower = {is_lower_better(line.metric, names) for line in lines}
     alike = len({(line.data, line.main) for line in lines}) == 1 and len(lower) == 1
@@ -766,6 +773,16 @@ def _comparison_of(
     if columns is not None and (not columns or not set(columns) <= set(there)):
         raise ValueError(f"columns must be some of {', '.join(there)}, got {', '.join(columns) or 'none'}.")
     return found
+
+
+def _metric_kind(entry: str) -> tuple[str | None, str]:
+    """Returns statistic and metric of an entry of the histories, without the models and the clients that it is of.
+
+    >>> _metric_kind("finetuned_unseen_micro_accuracy"), _metric_kind("worst_decile_f1"), _metric_kind("loss")
+    (('micro', 'accuracy'), ('worst_decile', 'f1'), (None, 'loss'))
+    """
+    named = NAME.fullmatch(entry)
+    return (None, entry) if named is None else (named[4], named["metric"])
 
 
 def _scale(measure: str) -> tuple[int, int]:

@@ -31,7 +31,7 @@ TABLE_NOTE = "Mean and standard deviation over the seeds."
 SORTING_NOTE = "The best mean on each federation is bold. A click on the name of a column sorts the table."
 PAIRS_NOTE = "Differences are from the first row on the same federation, of runs of the same seed"
 T_NOTE = "p is of the paired t-test"
-HOLM_NOTE = "p (Holm) adjusts it for the {} comparisons of the table"
+HOLM_NOTE = "p (Holm) adjusts it for the {} of the table"
 WILCOXON_NOTE = "p (Wilcoxon) is of the signed-rank test, not adjusted, and at least {:.2g} with {}"
 MAX_NAMED = 5  # folders in a note
 RunsBySetting = Mapping[str, Sequence[FinishedRun]]
@@ -46,7 +46,7 @@ def difference_sentence(found: Comparison) -> str:
     if tested:
         most = max(tested)
         phrases += [T_NOTE] if "p" in titles else []
-        phrases += [HOLM_NOTE.format(len(tested))] if "p (Holm)" in titles else []
+        phrases += [HOLM_NOTE.format(style.count_phrase(len(tested), "comparison"))] if "p (Holm)" in titles else []
         least = WILCOXON_NOTE.format(2.0 ** (1 - most), style.count_phrase(most, "seed"))
         phrases += [least] if "p (Wilcoxon)" in titles else []
     return f"{'; '.join(phrases)}." if phrases else ""

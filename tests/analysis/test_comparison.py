@@ -702,6 +702,8 @@ def test_a_row_is_compared_by_its_fine_tuned_models(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["compare", str(tmp_path), "--metric", "fedavg finetune=1=tuned", "--html", str(tmp_path / "p.html")])
     assert ended.value.code == 0 and "compared" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=mentions("metric", "digits", "micro_accuracy", "bytes_up")):
+        compare(settings, metric={"ditto": "bytes_up"})
     with pytest.raises(ValueError, match=mentions("metric", "ifca", "ditto")):
         compare(settings, metric={"ifca": "tuned"})
     with pytest.raises(SystemExit) as ended:
