@@ -163,8 +163,10 @@ class Rounds:
         """Returns the state after clients have arrived, see `add_newcomers`."""
         began, before = time.perf_counter(), state
         state = add_newcomers(self._method, self._key, state, self._data, self._plan)
-        if self._method.join is not None and shapes_of(state) != shapes_of(before):  # there are more slots
-            self._compile(state)
+        if self._method.join is not None:
+            now, then = (shapes_of(self._without_host_rows(one)) for one in (state, before))
+            if now != then:  # there are more slots
+                self._compile(state)
         self.compile_seconds += time.perf_counter() - began
         return state
 
@@ -179,6 +181,10 @@ class Rounds:
     def states(self, state: Any) -> Iterable[Any]:
         """Returns the state of each seed."""
         return [state]
+
+    def _without_host_rows(self, state: Any) -> Any:
+        """Returns the state as a round is given it, with shapes in place of rows that stay on the host."""
+        return state
 
     def _shapes(self, saved: Sequence[Any]) -> Any:
         """Returns the shapes of the state to start from."""
@@ -312,8 +318,11 @@ class HostRounds(Rounds):
         self._here = resident_shapes(whole, engine.padded_size(self._plan, self._prepared.size))
         return super()._shapes(saved)
 
+    def _without_host_rows(self, state: Any) -> Any:
+        return with_field(state, self._field, self._here)
+
     def _compile(self, state: Any) -> None:
-        super()._compile(with_field(state, self._field, self._here))
+        super()._compile(self._without_host_rows(state))
 
     def _first(self, saved: Sequence[Any]) -> Any:
         state = saved[0]

@@ -14,6 +14,7 @@ import pytest
 import jaxfl
 from jaxfl import local_sketches, methods, sampling, tree
 from jaxfl.cohort import Plan
+from jaxfl.data import drift
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.simulation import prepared, processes, program
 from jaxfl.simulation.evaluation import evaluate
@@ -115,6 +116,19 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(tmp_path):
     assert_same(resumed, wanted)
     with np.load(tmp_path / "checkpoint.npz") as saved:
         assert not any(array.shape == (8, 4, 3) for array in saved.values()), "models belong in the file"
+
+
+@pytest.mark.slow
+def test_clients_may_enter_the_solver_of_rows_on_the_host(monkeypatch):
+    """Its slots double on the way, so that the rounds are compiled anew."""
+    solver = methods.stocfl(TASK, SGD, local_epochs=1, slots=1, threshold=0.99)
+    method = methods.ditto(TASK, SGD, local_epochs=1, solver=solver)
+    late = drift.drift(DATA, 1, arrive=0.5)
+    wanted = jaxfl.run(method, late, rounds=2, cohort=2)
+    monkeypatch.setattr(prepared, "keeps_state_on_host", lambda *_, **__: True)  # data of clients that arrive stay
+    found = jaxfl.run(method, late, rounds=2, cohort=2)
+    assert not found.summary["resident_state"] and len(wanted.state.solver.models["bias"]) > 1
+    assert_equal(whole(found.state), wanted.state, "the state with rows on the host")
 
 
 def test_a_run_goes_on_in_the_other_form_and_back(tmp_path):
