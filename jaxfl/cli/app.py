@@ -42,6 +42,9 @@ CohortSize = Annotated[
 EvalEvery = Annotated[
     int | None, typer.Option(help="Rounds between evaluations. Default a tenth of all rounds.", metavar="R")
 ]
+CheckpointEvery = Annotated[
+    int | None, typer.Option(help="Rounds between checkpoints. Default after every evaluation.", metavar="R")
+]
 SetItems = Annotated[
     list[str] | None,
     typer.Option(
@@ -165,9 +168,7 @@ def run_command(
         ),
     ] = False,
     eval_every: EvalEvery = None,
-    checkpoint_every: Annotated[
-        int | None, typer.Option(help="Rounds between checkpoints. Default after every evaluation.", metavar="R")
-    ] = None,
+    checkpoint_every: CheckpointEvery = None,
     log: Annotated[
         list[str] | None,
         typer.Option(help="Log evaluations to csv, tensorboard, wandb or mlflow. Can be repeated.", metavar="NAME"),
@@ -265,14 +266,16 @@ def sweep_command(
         list[str] | None,
         typer.Option(
             "--set",
-            help="Values of an option, such as [bold]threshold=0.3,0.5,auto[/], for every method that has it, or "
-            "[bold]stocfl.threshold=...[/] for one method. Can be repeated; all combinations are run.",
+            help="Values of an option of [bold]jaxfl run[/], such as [bold]threshold=0.3,0.5,auto[/], for every method "
+            "that has it, or [bold]stocfl.threshold=...[/], [bold]fedavg.finetune=1[/] for one method. Can be "
+            "repeated; all combinations are run.",
             metavar="KEY=VALUE,...",
         ),
     ] = None,
     rounds: RoundCount = None,
     cohort: CohortSize = None,
     eval_every: EvalEvery = None,
+    checkpoint_every: CheckpointEvery = None,
     data_dir: DataDir = None,
     html: Annotated[
         bool, typer.Option("--html", help="Write index.html with all runs into --out, and one into each run's folder.")
@@ -289,7 +292,8 @@ def sweep_command(
     with reported_errors():
         from jaxfl.cli.sweep import sweep
 
-        given = {"data": data, "seeds": seeds, "rounds": rounds, "cohort": cohort, "eval_every": eval_every}
+        given = {"data": data, "seeds": seeds, "rounds": rounds, "cohort": cohort}
+        given |= {"eval_every": eval_every, "checkpoint_every": checkpoint_every}
         complete = sweep(methods, given, items or (), data_dir, out, quiet, html)
     if not complete:
         raise typer.Exit(1)

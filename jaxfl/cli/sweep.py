@@ -33,6 +33,7 @@ FILE_KEYS = (
     "rounds",
     "cohort",
     "eval_every",
+    "checkpoint_every",
     "set",
 )  # of a file, beside the tables of methods
 LIST_KEYS = ("methods", "seeds")  # keys that may have several values
@@ -310,7 +311,7 @@ def sweep(
 
     Args:
         methods: names of methods, comma-separated, or a TOML file.
-        given: `data`, `seeds`, `rounds`, `cohort` and `eval_every`, as text, or None; they replace those of the file.
+        given: the keys of a file beside `methods`, as text, or None; they replace those of the file.
         items: `key=value,value`.
         data_dir: folder with the files of the data.
         out: gets a folder for each setting.
@@ -363,7 +364,7 @@ def _jobs_by_setting(
             raise ValueError(f"{name} must be given; write {remedy}.")
     numbers = {
         name: options.convert(name, keys[name], Option(name, REQUIRED, int)) if name in keys else None
-        for name in ("rounds", "eval_every")
+        for name in ("rounds", "eval_every", "checkpoint_every")
     }
     rounds, share = rounds_and_cohort(keys["data"], numbers["rounds"], keys.get("cohort"))
     jobs, names = {}, {}
@@ -372,8 +373,8 @@ def _jobs_by_setting(
     others = [path for path in sorted(out.glob("*/seed-*")) if path.parent.name not in names_here]
     for point in points:
         settings = options.route(point.method, keys["data"], point.items)
-        every = numbers["eval_every"]
-        first = job.Job(settings, rounds, share, data_dir=data_dir, eval_every=every)
+        every, saved = numbers["eval_every"], numbers["checkpoint_every"]
+        first = job.Job(settings, rounds, share, data_dir=data_dir, eval_every=every, checkpoint_every=saved)
         folder = None if _has_runs_of(out / point.name, first) else _find_setting_folder(others, first)
         folder = out / point.name if folder is None else folder
         runs = [first._replace(seed=seed, out=folder / f"seed-{seed}") for seed in parse_seeds(keys.get("seeds", "0"))]

@@ -47,13 +47,13 @@ def test_options_go_to_the_methods_that_have_them():
 def test_a_file_says_what_is_wanted(tmp_path):
     path = tmp_path / "sweep.toml"
     path.write_text(
-        'methods = ["fedavg", "stocfl"]\ndata = "rotated-digits"\nseeds = [0, 1]\nrounds = 4\n'
+        'methods = ["fedavg", "stocfl"]\ndata = "rotated-digits"\nseeds = [0, 1]\nrounds = 4\ncheckpoint_every = 2\n'
         "[set]\nlearning_rate = [0.1, 0.2]\nnormalise = true\nserver.learning_rate = 0.3\n"
         "label_groups = [[[0, 1], [2]], [[0, 1, 2]]]\nhidden = [[200, 100], [32]]\n"
         '[stocfl]\nthreshold = [0.5, "auto"]\nrun.finetune = 1\n'
     )
     assert cli_sweep.read_sweep_file(path) == (
-        {"methods": "fedavg,stocfl", "data": "rotated-digits", "seeds": "0,1", "rounds": "4"},
+        {"methods": "fedavg,stocfl", "data": "rotated-digits", "seeds": "0,1", "rounds": "4", "checkpoint_every": "2"},
         {
             "learning_rate": ["0.1", "0.2"],
             "normalise": ["true"],
@@ -305,3 +305,17 @@ def test_runs_of_another_process_are_skipped_and_returned_to(tmp_path, capsys, e
     assert "2 runs" in told and "other processes" in told
     for name in ("fedavg", "local"):
         assert json.loads((out / name / "summary.json").read_text())["seeds"] == [0, 1]
+
+
+def test_runs_are_saved_as_often_as_the_command_says(tmp_path):
+    values = cli_sweep.parse_values(["fedavg.finetune=1"])
+    keys = {
+        "methods": "fedavg,ifca",
+        "data": "rotated-digits",
+        "rounds": "8",
+        "checkpoint_every": "2",
+        "eval_every": "4",
+    }
+    jobs = [jobs[0] for jobs in cli_sweep._jobs_by_setting(keys, values, None, tmp_path).values()]
+    assert [(one.checkpoint_every, one.eval_every) for one in jobs] == [(2, 4)] * 2
+    assert [one.settings.run for one in jobs] == [{"finetune": 1}, {}]
