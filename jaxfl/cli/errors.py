@@ -4,6 +4,7 @@ import contextlib
 import importlib.metadata
 import re
 import shlex
+import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
@@ -65,8 +66,11 @@ def _print_warning(message: Warning | str, *place: Any) -> None:
 
 def _print_styled(text: str, style: str) -> None:
     """Prints a line to standard error."""
-    from jaxfl.cli.tables.console import stderr
-
+    try:
+        from jaxfl.cli.tables.console import stderr
+    except (OSError, ImportError):  # as the error itself, such as where no folder takes temporary files
+        print(text, file=sys.stderr)
+        return
     stderr().print(text, style=style, soft_wrap=True)
 
 

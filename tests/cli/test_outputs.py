@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sys
 
 import numpy as np
 import optax
@@ -187,3 +188,10 @@ def test_runs_and_callbacks_of_python(name, tmp_path, never_compiles):
             jaxfl.run(method, data, rounds=1, cohort=2, **given)
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_text() == "mine"
+
+
+def test_an_error_of_an_import_is_a_line(monkeypatch):
+    """Packages write when they are imported; the console, which is of the package, cannot be imported then either."""
+    monkeypatch.setitem(sys.modules, "jaxfl.cli.data", None)
+    monkeypatch.setitem(sys.modules, "jaxfl.cli.tables.console", None)
+    assert re.match(r"error: .*jaxfl\.cli\.data", refused("data", "digits"))
