@@ -188,6 +188,12 @@ def test_missing(tmp_path):
         npz.load(tmp_path / "none.npz")
     with pytest.raises(FileNotFoundError, match=mentions("npz", "data_dir", "none was given")):
         npz.load()
+    (tmp_path / "cat").mkdir()
+    with pytest.raises(FileNotFoundError, match=mentions("npz", "folder")):
+        npz.load(tmp_path)
+    (tmp_path / "cat" / "1.JPG").touch()
+    with pytest.raises(FileNotFoundError, match=mentions("npz", "folder of images", "np.savez(path, x=..., y=...)")):
+        npz.load(tmp_path)
 
 
 def columns(length, values):

@@ -12,6 +12,7 @@ import numpy as np
 from jaxfl.data.casts import join
 
 Folder = str | Path | None
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 WITHOUT_CLASSES = ("quantity", "iid", "writers")  # skews for labels that are not classes
 
 
@@ -142,6 +143,25 @@ def folders(name: str, data_dir: Folder) -> list[Path]:
     """
     top = home() if data_dir is None else Path(data_dir)
     return [top / name, top]
+
+
+def missing_file_phrase(data_dir: Folder) -> str:
+    """Returns a phrase for `data_dir` that is not the file that a source needs.
+
+    >>> missing_file_phrase(None), missing_file_phrase("no-such.csv")
+    ('none was given', 'there is no file no-such.csv')
+    """
+    if data_dir is None:
+        return "none was given"
+    if not (path := Path(data_dir)).is_dir():
+        return f"there is no file {data_dir}"
+    inside = (file.suffix.lower() for pattern in ("*", "*/*") for file in path.glob(pattern))
+    if any(suffix in PICTURES for suffix in inside):
+        return (
+            f"{data_dir} is a folder of images; stack them to one array and write it by np.savez(path, x=..., y=...), "
+            "as the page on your own data shows"
+        )
+    return f"{data_dir} is a folder; pass the file in it"
 
 
 Layouts = Mapping[str, Sequence[str]]

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxfl.data import bounded
 from jaxfl.data.sources import checks
-from jaxfl.data.sources.base import Folder, Source, SourceEntry, folders
+from jaxfl.data.sources.base import Folder, Source, SourceEntry, folders, missing_file_phrase
 from jaxfl.files import replacing
 
 NAMES = ("class", "group", "domain", "class_group")
@@ -67,9 +67,7 @@ def load(
         ValueError: the file is not an npz file, has Python objects, lacks an array, or the arrays disagree.
     """
     if data_dir is None or not Path(data_dir).is_file():
-        got = "none was given" if data_dir is None else f"there is no file {data_dir}"
-        if data_dir is not None and Path(data_dir).is_dir():
-            got = f"{data_dir} is a folder; pass the file in it"
+        got = missing_file_phrase(data_dir)
         raise FileNotFoundError(f"npz needs data_dir, the path of an .npz file with arrays x and y: {got}.")
     path = Path(data_dir)
     names = {"x": image, "y": label, "client": client, "group": group}

@@ -19,7 +19,7 @@ import numpy as np
 from jaxfl.data.casts import to_floats, to_texts
 from jaxfl.data.conventions import FEW
 from jaxfl.data.sources import columns as files
-from jaxfl.data.sources.base import WITHOUT_CLASSES, Folder, Source, SourceEntry
+from jaxfl.data.sources.base import WITHOUT_CLASSES, Folder, Source, SourceEntry, missing_file_phrase
 from jaxfl.schema import checked, did_you_mean
 
 UNNAMED = r"Unnamed: \d+|__index_level_\d+__"  # names that pandas gives to columns without a name, such as an index
@@ -78,9 +78,7 @@ def load(
         ValueError: the file is damaged, a column is missing or has two roles, or a value is missing or not a number.
     """
     if data_dir is None or not Path(data_dir).is_file():
-        got = "none was given" if data_dir is None else f"there is no file {data_dir}"
-        if data_dir is not None and Path(data_dir).is_dir():
-            got = f"{data_dir} is a folder; pass the file in it"
+        got = missing_file_phrase(data_dir)
         raise FileNotFoundError(f"table needs data_dir, the path of a csv or parquet file with a header: {got}.")
     path = Path(data_dir)
     columns = files.read_names(path)
