@@ -264,6 +264,13 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
             leaks.warn_repeated_rows(data)
             if "test_share" not in settings:
                 _warn_unused_test_rows(source, data, name)
+        kept = row.skew == "writers" and chosen.get("by") == "client" and source.test_clients is not None
+        if kept and settings.get("test_share") == natural.SHARE:
+            warnings.warn(
+                f"{name} keeps the official test rows of {source.name}'s makers, got test_share={natural.SHARE}, the "
+                "default; another share, such as 0.25, divides them like all others.",
+                stacklevel=3,
+            )
     for shifted in reversed(row.shifts):
         data = SHIFTS[shifted](data, seed=seed, **options_for(shifted))
     data = conditions.hold_out(data, share, seed) if share else data

@@ -13,6 +13,8 @@ from jaxfl.data.sources import Source
 from jaxfl.random import host_rng
 from jaxfl.schema import checked
 
+SHARE = 0.2  # the default of `test_share`, which official test rows of known makers take precedence over
+
 
 @checked
 def writers(
@@ -22,7 +24,7 @@ def writers(
     by: Literal["client", "group"] = "client",
     min_rows: int = 2,
     max_rows: int | None = None,
-    test_share: float | None = None,
+    test_share: float | None = SHARE,
     seed: int = 0,
 ) -> FederatedData:
     """Returns a federation with a client for each maker of the examples; see `partition.natural`.
@@ -36,9 +38,9 @@ def writers(
         by: a client is a maker, or a whole group of makers (UNIPEN: a writer, or a site).
         min_rows: clients with fewer rows are left out (LEAF: 2).
         max_rows: most rows of a client, chosen at random; None keeps all.
-        test_share: share of a client's rows to test on, of which the official test rows of makers are then a part; None
-            is the official test rows of each maker, 0.2 where there are none. Makers without training rows are held
-            out (LEAF's split by user); of all others `max_rows` keeps at least one training row.
+        test_share: share of a client's rows to test on. The default, 0.2, is the official test rows of each maker where
+            they are known, as None is; any other share divides these with all others anew. Makers without training
+            rows are held out (LEAF's split by user); of all others `max_rows` keeps at least one training row.
         seed: seed of all choices.
 
     Raises:
@@ -54,8 +56,12 @@ def writers(
         clients = join(f"client of {source.name}", [clients, source.test_clients])
     else:
         inputs, labels = source.inputs, source.labels
+    if official_test and test_share == SHARE:
+        test_share = None
     if test_share is None and not official_test:
-        test_share = 0.2
+        raise ValueError(
+            f"test_share must be a number, because {source.name} has no test rows by {by}, got None; 0.2 is usual."
+        )
     parts, _ = partition.natural(clients)
     all_rows = _choose_makers(source.name, parts, num_clients, min_rows, seed)
     parts = partition.at_most(all_rows, max_rows, min_rows, host_rng(seed, "writers", "rows"))
@@ -70,7 +76,7 @@ def writers(
         if unseen.any():
             warnings.warn(
                 f"{source.name}: {unseen.sum()} of {len(unseen)} makers have no training rows and are held out, and a "
-                "method cannot assign them to a cluster; test_share=0.2 divides the rows of all makers anew.",
+                "method cannot assign them to a cluster; test_share=0.25 divides the rows of all makers anew.",
                 stacklevel=2,
             )
     else:

@@ -30,8 +30,11 @@ def test_test_rows_of_a_file_are_never_trained_on(tmp_path):
     fed = data.load("writers-npz", data_dir=written(tmp_path))
     assert (rows_of(fed.train, 0), rows_of(fed.test, 0)) == ([*range(16)], [*range(32, 36)])
     assert (rows_of(fed.train, 1), rows_of(fed.test, 1)) == ([*range(16, 32)], [*range(36, 40)])
-    anew = data.load("writers-npz", data_dir=written(tmp_path), test_share=0.2)
-    assert set(range(32, 40)) & set(anew.train.rows.tolist()) and anew.train.size.tolist() == [16, 16]
+    anew = data.load("writers-npz", data_dir=written(tmp_path), test_share=0.25)
+    assert set(range(32, 40)) & set(anew.train.rows.tolist()) and anew.train.size.tolist() == [15, 15]
+    with pytest.warns(UserWarning, match=mentions("writers-npz", "test_share=0.2", 0.25)):
+        kept = data.load("writers-npz", data_dir=written(tmp_path), test_share=0.2)
+    assert kept.test.rows.tolist() == fed.test.rows.tolist()
     alone = written(tmp_path, test_x=None, test_y=None, test_client=None)
     assert data.load("writers-npz", data_dir=alone).test.size.tolist() == [4, 4]
 
@@ -45,7 +48,7 @@ def test_leafs_split_is_kept(tmp_path, by_user):
     leaf_files.write_json(tmp_path / "test" / "all_data_0_test.json", test)
     if by_user:
         lost = pytest.warns(UserWarning, match=mentions("1 of 3 clients", "group"))
-        with lost, pytest.warns(UserWarning, match=mentions("1 of 3 makers", "held out", "test_share=0.2")):
+        with lost, pytest.warns(UserWarning, match=mentions("1 of 3 makers", "held out", "test_share=0.25")):
             fed = data.load("femnist", data_dir=tmp_path)
         assert fed.held_out.tolist() == [False, False, True] and fed.train.size.tolist() == [6, 5, 0]
         assert fed.test.size.tolist() == [0, 0, 4]

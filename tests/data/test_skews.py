@@ -202,7 +202,7 @@ def test_makers_keep_their_own_test_rows_and_newcomers_are_held_out():
     assert fed.num_clients == 10 and fed.held_out.tolist() == [False] * 8 + [True] * 2
     assert fed.client_names == tuple(f"w{client}" for client in range(10))
     in_bytes = {name: getattr(origin, name).astype("S") for name in ("clients", "test_clients")}
-    assert natural.writers(replace(origin, **in_bytes), test_share=0.2).client_names == fed.client_names
+    assert natural.writers(replace(origin, **in_bytes), test_share=0.5).client_names == fed.client_names
     for client in range(10):
         assert set(origin.test_clients[rows_of(fed.test, client) - 80]) == {f"w{client}"}
         assert rows_of(fed.train, client).tolist() == (list(range(10 * client, 10 * client + 10)) if client < 8 else [])
@@ -234,6 +234,7 @@ def test_a_site_can_be_a_client():
     ("options", "message"),
     [
         ({"by": "site"}, ("by", "site")),
+        ({"by": "group", "test_share": None}, ("test_share", "None")),
         ({"num_clients": 11, "test_share": 0.5}, ("num_clients", 10, 11)),
         ({"min_rows": -1}, ("min_rows", -1)),
         ({"min_rows": 100}, ("min_rows", 100)),
