@@ -368,10 +368,10 @@ class CifarBenchmarkCNN(nn.Module):
 
 
 MODELS: dict[str, type[nn.Module]] = {
-    "auto": AutoNetwork,
     "logistic": Logistic,
     "mlp": MLP,
     "mlp-batch-norm": NormalisedMLP,
+    "auto": AutoNetwork,
     "leaf-femnist-cnn": LeafFemnistCNN,
     "leaf-celeba-cnn": LeafCelebaCNN,
     "stocfl-cifar-cnn": StoCFLCifarCNN,
