@@ -89,7 +89,7 @@ ROWS = (
     Row("fesem_ma", COUNT, pull=0.1),
     Row("flhc", "threshold", (0.6, 0.8, 1.0), (0.2, 0.4, 1.2, 1.4)),
     Row("cfl", "eps1", STATIONARY, STILL),
-    Row("layercfl", "eps1", STATIONARY, STILL, items=("environment=label",)),  # first kernel [d, h]; of all it is CFL
+    Row("layercfl", "eps1", STATIONARY, STILL, items=("environment=label",)),  # first dense layer; of all it is CFL
     Row("adacfl", "eps1", STATIONARY, STILL),
     Row("stocfl", "threshold", (0.3, 0.5, 0.7), COSINES, passes=2.0, pull=0.05, elsewhere=TEXTS),
     Row("wecfl", COUNT),
