@@ -277,6 +277,7 @@ def test_converted_finds_the_file_of_the_source_and_its_options(tmp_path):
     assert npz.find_converted("full", tmp_path, options) is None
     np.savez(tmp_path / "full.npz", **PLAIN)  # somebody else's
     assert npz.find_converted("full", tmp_path, options) is None
+    (tmp_path / "full.npz").unlink()
     npz.save(FULL, tmp_path / "full.npz", origin={"source": "other", "options": options})
     assert npz.find_converted("full", tmp_path, options) is None
     path = tmp_path / "full" / "full.npz"
