@@ -311,8 +311,11 @@ def test_compared_runs_have_any_name(compared, form):
         assert found.tags.count("script") == 1 and {printable(one, lines=True).strip() for one in NAMES if one.strip()}
 
 
-def test_labels_have_any_name(compared, tmp_path):
-    assert finished.setting_names([{"method": "a", "x": name} for name in NAMES])  # are told apart
+def test_settings_have_any_name():
+    names = finished.setting_names([{"method": "a", "x": name} for name in NAMES])
+    assert len(set(names)) == N  # are told apart
+    checksums = [{"method": "a", "task_checksum": one} for one in "ab"]  # without the task itself
+    assert len(set(finished.setting_names(checksums))) == 2
 
 
 @pytest.mark.slow

@@ -92,6 +92,7 @@ TRIED: dict[str, Callable[[Parts], str]] = {
     "kills": _kills,
     "disks": _disks,
     "arrays": _arrays,
+    "strangers": lambda parts: f"{total(parts, 'folders'):,} folders of strangers ({_kinds(parts)})",
     "soak": _soak,
     "poison": _of_methods("cases"),
     "order": _of_methods("runs"),

@@ -192,7 +192,7 @@ def setting_names(
         return [
             other
             for other in range(len(settings))
-            if federations[other] == federations[place] and (same is None or settings[other].get(same) == one[same])
+            if federations[other] == federations[place] and (same is None or settings[other].get(same) == one.get(same))
         ]
 
     def is_named(place: int, key: str) -> bool:

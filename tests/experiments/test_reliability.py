@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.reliability import arrays, disks, fuzz_files, kills, order, poison, settings, soak
+from experiments.reliability import arrays, disks, fuzz_files, kills, order, poison, settings, soak, strangers
 from experiments.reliability.campaign import heed_signals, until
 
 pytestmark = pytest.mark.rotating("function", weeks=3)
@@ -252,3 +252,22 @@ def test_what_a_full_disk_may_leave_is_found(tmp_path):
 def test_full_disks_and_killed_processes_lose_nothing():
     assert disks.main(["--count", "7"]) == 0
     assert arrays.main(["--count", "1", "--processes", "4"]) == 0
+
+
+def test_folders_of_strangers_execute_nothing(monkeypatch):
+    monkeypatch.setenv(strangers.RAN, "")
+    outcomes = list(strangers.campaign(0, 0, 3, until(None)))
+    assert [one.trick for one in outcomes] == list(strangers.TRICK_NAMES[:3])
+    assert not [one for one in outcomes if one.is_finding], outcomes
+
+
+def test_outputs_that_show_names_as_code_are_found():
+    shown = {"csv": "setting\n-1.5\n", "latex": "a", "html": "<td>&lt;script&gt;</td>"}
+    assert list(strangers.faults_of_outputs(shown)) == []
+    for form, content in {
+        "csv": "setting\n=1+1\n",
+        "terminal": "\x1b[31m",
+        "html": '<td onload="x"><svg></td>',
+    }.items():
+        (fault,) = strangers.faults_of_outputs(shown | {form: content})
+        assert fault.startswith(form)
