@@ -633,6 +633,8 @@ def compare_by_data(
     Raises:
         ValueError: as `compare`.
     """
+    if not settings:
+        raise ValueError("settings must have a run, got none.")
     _check_rows(metric, settings)
     lines = [Line(name, one) for name, runs in settings.items() for one in _separate_federations(name, runs)]
     parts: dict[str, list[Line]] = {}

@@ -14,7 +14,7 @@ from scipy import stats
 
 import jaxfl
 from jaxfl.analysis import finished
-from jaxfl.analysis.comparison import compare, holm, mean_cell, paired
+from jaxfl.analysis.comparison import compare, compare_by_data, holm, mean_cell, paired
 from jaxfl.cli.app import main
 from jaxfl.cli.tables.console import print_table
 from jaxfl.jobs import job
@@ -141,8 +141,9 @@ def test_names_of_settings_break_no_table(tmp_path):
     found = compare(finished.read_runs([tmp_path])[0])
     lines = [line.replace("\\|", "") for line in found.to_markdown().splitlines()]
     assert len({line.count("|") for line in lines}) == 1
-    with pytest.raises(ValueError, match=mentions("settings", "none")):
-        compare({})
+    for function in (compare, compare_by_data):
+        with pytest.raises(ValueError, match=mentions("settings", "none")):
+            function({})
 
 
 def test_only_common_seeds_are_paired(runs):
