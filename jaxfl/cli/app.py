@@ -280,6 +280,15 @@ def sweep_command(
     html: Annotated[
         bool, typer.Option("--html", help="Write index.html with all runs into --out, and one into each run's folder.")
     ] = False,
+    jobs: Annotated[
+        str,
+        typer.Option(
+            help="Processes that make runs side by side, each on its share of the cores, or on a GPU. "
+            "[bold]auto[/] is one for each core, or for each GPU of CUDA_VISIBLE_DEVICES, if the memory suffices.",
+            envvar="JAXFL_JOBS",
+            metavar="N|auto",
+        ),
+    ] = "auto",
     quiet: Quiet = False,
 ) -> None:
     """Train several methods with several values of options and several seeds, and compare them.
@@ -294,7 +303,7 @@ def sweep_command(
 
         given = {"data": data, "seeds": seeds, "rounds": rounds, "cohort": cohort}
         given |= {"eval_every": eval_every, "checkpoint_every": checkpoint_every}
-        complete = sweep(methods, given, items or (), data_dir, out, quiet, html)
+        complete = sweep(methods, given, items or (), data_dir, out, quiet, html, jobs)
     if not complete:
         raise typer.Exit(1)
 

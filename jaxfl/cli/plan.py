@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 from jaxfl.cli.run import parse_seeds, rounds_and_cohort
 from jaxfl.cli.tables.console import progress_message, stderr
+from jaxfl.data.clients import FederatedData
 from jaxfl.jobs import job
 from jaxfl.settings import options
-from jaxfl.simulation.footprint import footprint
+from jaxfl.simulation.footprint import Footprint, footprint
 
 TIMED_ROUNDS = 3
 
@@ -46,15 +47,7 @@ def plan(
         federation = options.load(settings, data_dir=data_dir)
     with progress_message(console, f"compiling {method} for {federation.num_clients} clients"):
         tools = job.Tools.of(planned, federation)
-        needed = footprint(
-            tools.method,
-            federation,
-            cohort=share,
-            plan=options.plan(settings),
-            devices=settings.run.get("devices"),
-            resident=settings.run.get("resident", "auto"),
-            seeds=num_seeds,
-        )
+        needed = _footprint(planned, federation, tools, num_seeds)
     print(needed)
     if time:
         with progress_message(console, f"training {TIMED_ROUNDS} rounds"):
@@ -62,3 +55,24 @@ def plan(
             summary = job.execute(short, federation.at(0), tools=tools).summary  # before the drift, if there is one
         after = f"after {summary['compile_seconds']:.1f} s of compilation"
         print(f"{'a round':<10} {summary['seconds_per_round']:>12.3g} s     median of {TIMED_ROUNDS}, {after}")
+
+
+def footprint_of(one: job.Job, tools: list[job.Tools]) -> Footprint:
+    """Returns the memory that a job needs; `tools` gets its tools, as `run_jobs` takes them."""
+    federation = options.load(one.settings, data_dir=one.data_dir, seed=one.seed)
+    tools[:] = [job.Tools.of(one, federation, *tools)]
+    return _footprint(one, federation, tools[0])
+
+
+def _footprint(one: job.Job, federation: FederatedData, tools: job.Tools, seeds: int = 1) -> Footprint:
+    """Returns the memory that a job needs on a federation."""
+    run = one.settings.run
+    return footprint(
+        tools.method,
+        federation,
+        cohort=one.cohort,
+        plan=options.plan(one.settings),
+        devices=run.get("devices"),
+        resident=run.get("resident", "auto"),
+        seeds=seeds,
+    )

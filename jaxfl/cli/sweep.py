@@ -10,8 +10,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxfl.cli import run_page
+from jaxfl.cli import run_page, workers
 from jaxfl.cli.compare import COMMAND, print_comparison
+from jaxfl.cli.plan import footprint_of
 from jaxfl.cli.run import parse_seeds, rounds_and_cohort, run_jobs
 from jaxfl.cli.run_page import PAGE
 from jaxfl.cli.tables.console import print_parts, stderr, stdout
@@ -306,6 +307,7 @@ def sweep(
     out: Path,
     quiet: bool,
     html: bool = False,
+    jobs: str = "1",
 ) -> bool:
     """Runs what is missing of a sweep and prints the comparison; returns whether all runs are finished.
 
@@ -317,32 +319,84 @@ def sweep(
         out: gets a folder for each setting.
         quiet: whether progress and notes are left out.
         html: whether a page of all runs is written into `out`, and one of each run into its folder.
+        jobs: processes that make runs side by side: a number, or "auto", see `jaxfl.cli.workers`.
 
     Raises:
         ValueError: an argument is missing or not allowed.
     """
-    keys, values = read_sweep_file(Path(methods)) if methods.endswith(".toml") else ({"methods": methods}, {})
-    given = {name: value for name, value in given.items() if value is not None}
-    settings = _jobs_by_setting(keys | given, merge_values(values, parse_values(items)), data_dir, out)
-    beside = run_page.FILES if html else ()
-    settings = {name: [one._replace(beside=beside) for one in jobs] for name, jobs in settings.items()}
+    arguments = {
+        "methods": methods,
+        "given": given,
+        "items": list(items),
+        "data_dir": data_dir,
+        "out": str(out),
+        "html": html,
+    }
+    settings = jobs_of(arguments)
     if html and out.is_dir():
         check_output(out / PAGE, "--html", signature(COMMAND))
-    for jobs in settings.values():
-        job.check_jobs(jobs, in_use=True)
-    missing = [name for name, jobs in settings.items() if not all(_has_all_files(one, html) for one in jobs)]
-    refused = _run_settings(settings, quiet, html)
+    for runs in settings.values():
+        job.check_jobs(runs, in_use=True)
+    missing = [name for name, runs in settings.items() if not all(_has_all_files(one, html) for one in runs)]
+    cells = [
+        workers.Cell(name, one.seed)
+        for name, jobs in settings.items()
+        for one in sorted(jobs, key=lambda one: not one.begun())  # those that were started before come first
+        if not _has_all_files(one, html)
+    ]
+    if (count := workers.worker_count(jobs, len(cells))) > 1:
+        pool = workers.Pool(cells, arguments, count, fits=jobs == "auto", quiet=quiet)
+        pool.run()
+        refused = list(pool.refused.values())
+    else:
+        refused = _run_settings(settings, quiet, html)
     if len(refused) == len(settings):
         raise refused[0]
-    for name, jobs in settings.items():
+    for name, runs in settings.items():
         # without new runs the summary may be missing, where the process was killed before it was written
-        if name in missing or RunDirectory(_setting_folder(jobs)).summary() is None:
-            _write_spread(jobs)
-    if finished := [_setting_folder(jobs) for jobs in settings.values() if any(one.done() for one in jobs)]:
+        if name in missing or RunDirectory(_setting_folder(runs)).summary() is None:
+            _write_spread(runs)
+    if finished := [_setting_folder(runs) for runs in settings.values() if any(one.done() for one in runs)]:
         print_comparison(finished, html=out / PAGE if html else None)
         if html and not quiet:
             print_parts(stdout(), f"page: {out / PAGE}")
-    return all(_has_all_files(one, html) for jobs in settings.values() for one in jobs)
+    return all(_has_all_files(one, html) for runs in settings.values() for one in runs)
+
+
+def jobs_of(arguments: Mapping[str, Any]) -> dict[str, list[job.Job]]:
+    """Returns the jobs of every setting of a sweep, by the name of the setting.
+
+    Args:
+        arguments: `methods`, `given`, `items`, `data_dir`, `out` and `html`, as `sweep` takes them.
+
+    Raises:
+        ValueError: an argument is missing or not allowed.
+    """
+    methods = arguments["methods"]
+    keys, values = read_sweep_file(Path(methods)) if methods.endswith(".toml") else ({"methods": methods}, {})
+    given = {name: value for name, value in arguments["given"].items() if value is not None}
+    values = merge_values(values, parse_values(arguments["items"]))
+    settings = _jobs_by_setting(keys | given, values, arguments["data_dir"], Path(arguments["out"]))
+    beside = run_page.FILES if arguments["html"] else ()
+    return {name: [one._replace(beside=beside) for one in jobs] for name, jobs in settings.items()}
+
+
+def answer(what: str, name: str, one: job.Job, tools: list[job.Tools], html: bool) -> dict[str, Any]:
+    """Returns the answer of a worker to a request, see `jaxfl.cli.workers`.
+
+    Args:
+        what: "plan", for the bytes that a run takes, or "run".
+        name: of the setting.
+        one: the run.
+        tools: of the setting, as `run_jobs` takes them.
+        html: whether a page is written for the run.
+    """
+    try:
+        if what == "plan":
+            return {"bytes": footprint_of(one, tools).total}
+        return {"held": bool(_run_missing(name, [one], tools, True, html))}
+    except (ValueError, MemoryError) as error:
+        return {"error": str(error)}
 
 
 def _setting_folder(jobs: Sequence[job.Job]) -> Path:

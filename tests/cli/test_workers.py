@@ -1,0 +1,128 @@
+"""Runs of a sweep side by side: the same numbers, and nothing lost where a worker is killed or the sweep is stopped."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from jaxfl.cli import workers
+from jaxfl.cli.app import main
+from tests.messages import mentions
+
+SMALL = ["--data", "rotated-digits", "--set", "num_clients=8", "--set", "rows_per_client=20", "--set", "model=logistic"]
+
+
+def sweep(*words):
+    with pytest.raises(SystemExit) as ended:
+        main(["sweep", *map(str, words)])
+    return ended.value.code
+
+
+def histories(folder):
+    records = {path.parent: path.read_text().splitlines() for path in folder.glob("*/seed-*/history.jsonl")}
+    timeless = {path: [json.loads(line) for line in lines] for path, lines in records.items()}
+    return {
+        str(path.relative_to(folder)): [{name: n for name, n in one.items() if "seconds" not in name} for one in lines]
+        for path, lines in timeless.items()
+    }
+
+
+def run_sweep(folder, *words):
+    """Returns the exit status and the messages of a sweep in a process of two cores."""
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    ended = subprocess.run(
+        [sys.executable, "-m", "jaxfl", "sweep", "fedavg,fedprox", *SMALL, "--rounds", "2", "--out", folder, *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: os.sched_setaffinity(0, workers.usable_cores()[:2]),
+    )
+    return ended.returncode, ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(workers.usable_cores()) < 2, reason="two workers share the cores")
+def test_two_workers_make_what_a_run_on_one_core_makes(tmp_path):
+    rates = ["--set", "learning_rate=0.1,1e30,0.2"]  # the second one diverges
+    assert run_sweep(tmp_path / "1", *rates, "--jobs", "1", "--set", "devices=1")[0] == 1
+    code, said = run_sweep(tmp_path / "2", *rates, "--jobs", "2")
+    assert code == 1
+    assert said.count("6 of 6") == 1 and "fedprox-learning_rate=1e30/seed-0: error: " in said
+    assert said.count("error: ") == 2, "a run that diverges is made once"
+    assert histories(tmp_path / "1") == histories(tmp_path / "2")
+
+
+def test_a_sweep_by_workers(tmp_path, capsys):
+    words = ["fedavg,ifca", *SMALL, "--rounds", 1, "--out", tmp_path, "--jobs", "2", "--set", "ifca.num_clusters=99,2"]
+    assert sweep(*words) == 1
+    told = capsys.readouterr()
+    assert told.err.count("ifca-num_clusters=99: error: num_clusters must be") == 1
+    assert len(list(tmp_path.glob("*/seed-0/summary.json"))) == 2 and len(told.out.splitlines()) >= 3
+
+
+def start(folder, *words):
+    command = [sys.executable, "-m", "jaxfl", "sweep", "fedavg", *SMALL, "--out", str(folder), "--jobs", "2", *words]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+
+
+def children_of(process):
+    with open(f"/proc/{process.pid}/task/{process.pid}/children") as file:
+        return [int(number) for number in file.read().split()]
+
+
+def wait_for(condition, seconds=120):
+    until = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="children are read from /proc")
+def test_a_worker_that_is_killed_is_replaced(tmp_path):
+    running = start(tmp_path, "--rounds", "300", "--seeds", "0-3", "--eval-every", "10")
+    wait_for(lambda: list(tmp_path.glob("*/seed-*/history.jsonl")))
+    os.kill(children_of(running)[-1], signal.SIGKILL)
+    told = running.communicate(timeout=300)[1]
+    assert running.returncode == 0, told
+    assert len(list(tmp_path.glob("*/seed-*/summary.json"))) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="children are read from /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_sweep_that_is_stopped_goes_on_by_the_same_command(number, tmp_path):
+    words = ["--rounds", "2000", "--seeds", "0,1", "--eval-every", "20"]
+    running = start(tmp_path, *words)
+    wait_for(lambda: len(list(tmp_path.glob("*/seed-*/history.jsonl"))) == 2)
+    workers_of_it = children_of(running)
+    running.send_signal(number)
+    told = running.communicate(timeout=300)[1]
+    assert running.returncode == 128 + number, told
+    assert not any(os.path.exists(f"/proc/{one}") for one in workers_of_it)
+    assert not list(tmp_path.glob("*/seed-*/summary.json")) and told.count("continues from there") == 2
+
+
+@pytest.mark.parametrize("jobs", ["0", "-1", "two", ""])
+def test_a_number_of_processes(jobs):
+    with pytest.raises(ValueError, match=mentions("jobs", f'"{jobs}"')):
+        workers.worker_count(jobs, 4)
+
+
+def test_places_share_the_cores():
+    cores = workers.usable_cores()
+    for count in (1, len(cores)):
+        places = workers.Places.of(count)
+        assert sorted(core for share in places.cores for core in share) == cores and places.gpus == ()
+    assert workers.Places.of(2 * len(cores)).cores == [cores] * (2 * len(cores))
+
+
+def test_each_gpu_is_one_worker_s(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    assert workers.Places.of(2).gpus == ["2", "5"]
+    assert workers.Places.of(3).gpus == ()
