@@ -35,7 +35,7 @@ PATIENCE = 300  # seconds that a command may take
 SIZES = (0, 100, 1_000, 10_000, 40_000)  # bytes beyond which no file grows, of a full disk
 SMALL = ["--data", "rotated-digits", "--rounds", "20", "--cohort", "4", "--set", "model=logistic"]
 SMALL += ["--set", "num_clients=8", "--set", "rows_per_client=20"]
-EXPORT = "import jaxfl; jaxfl.load('{base}/seed-0').export('weights.safetensors')"
+EXPORT = "import jaxfl; jaxfl.load('{base}/seed-0').export('weights.safetensors', client=0)"
 TABLES = ["--csv", "t.csv", "--markdown", "t.md", "--latex", "t.tex", "--plot", "p.png", "--html", "p.html"]
 COMMANDS: dict[str, list[str]] = {  # in the folder of a case; {base} has finished runs
     "run": ["run", "ifca", *SMALL, "--set", "num_clusters=2", "--eval-every", "1", "--out", "a", "--resume"],
