@@ -23,7 +23,7 @@ from jaxfl.operating_system import flush_folder
 BLOCK, BLOCKS = 1 << 20, 64  # bytes of a block, and the number of blocks that are read of a long file
 PARTIAL = ".jaxfl-partial-"  # begins the names of files that are not complete
 MARKER = ".jaxfl"  # in a folder: the list of the files that jaxfl writes there
-MARKED = 1 << 16  # bytes at each end of a picture in which its metadata are searched
+MARKED = 1 << 20  # bytes at each end of a file in which the command that wrote it is searched
 PICTURES = (b"\x89PNG", b"%PDF", b"<?xml")  # beginnings of files whose metadata may be anywhere
 
 
