@@ -70,8 +70,11 @@ def fault(name: str, code: int, told: str, full: bool) -> str:
     >>> fault("run", 2, "error: No space", True), fault("run", 2, "error: No space", False), fault("data", 1, "", True)
     ('', 'run ended with 2', 'data ended with 1')
     """
-    python = name == "export"  # a call in Python, whose error has a traceback
-    if "Exception ignored" in told or ("Traceback" in told and not (python and full and "OSError" in told)):
+    imports = "No usable temporary directory" in told  # of a package that jaxfl imports, before its own code runs
+    python = name == "export" or imports  # a call in Python, whose error has a traceback
+    if "Exception ignored" in told or (
+        "Traceback" in told and not (python and full and ("OSError" in told or imports))
+    ):
         return f"{name}: a traceback"
     return "" if code in ((0, 1 if python else 2) if full else (0,)) else f"{name} ended with {code}"
 
