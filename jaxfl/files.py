@@ -23,7 +23,7 @@ from jaxfl.operating_system import flush_folder
 BLOCK, BLOCKS = 1 << 20, 64  # bytes of a block, and the number of blocks that are read of a long file
 PARTIAL = ".jaxfl-partial-"  # begins the names of files that are not complete
 MARKER = ".jaxfl"  # in a folder: the list of the files that jaxfl writes there
-MARKED = 1 << 20  # bytes at each end of a file in which the command that wrote it is searched
+MARKED = 1 << 20  # bytes at each end of a file in which the command that wrote it is searched, and of a list of files
 PICTURES = (b"\x89PNG", b"%PDF", b"<?xml")  # beginnings of files whose metadata may be anywhere
 
 
@@ -75,6 +75,11 @@ def write_bytes(path: Path, content: bytes) -> None:
     """
     with replacing(path) as file:
         file.write(content)
+
+
+def real_path(path: Path) -> Path:
+    """Returns the absolute path that links lead to; where they lead to each other, `Path.resolve` may raise."""
+    return Path(os.path.realpath(path))
 
 
 def signature(command: str) -> str:
@@ -142,6 +147,8 @@ def own_names(folder: Path) -> set[str] | None:
     if not os.path.lexists(path):
         return None
     try:
+        if not path.is_file() or path.stat().st_size > MARKED:  # a device has no end
+            raise ValueError("it is no file of names")
         return {str(name) for name in json.loads(path.read_text(encoding="utf-8"))["files"]}
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(

@@ -10,7 +10,7 @@ from jaxfl.data import stored
 from jaxfl.data.sources import npz
 from jaxfl.data.sources.base import Source
 from jaxfl.data.synthetic import clustered_linear
-from jaxfl.files import check_output, copy_path, crc, keep_copy, own_names, signature, write_text
+from jaxfl.files import check_output, copy_path, crc, keep_copy, own_names, real_path, signature, write_text
 from jaxfl.models.weights import save_weights
 from jaxfl.plots.style import write_picture
 from jaxfl.simulation.records import checkpoint
@@ -83,10 +83,21 @@ def test_neither_a_folder_nor_a_device_is_an_output(tmp_path):
 
 
 def test_a_list_of_something_else_is_refused(tmp_path):
-    for content in ("{", "[1]", '{"files": 3}', "[" * 100_000):
+    for content in ("{", "[1]", '{"files": 3}', "[" * 100_000, '{"files": []}' + " " * (1 << 20)):
         (tmp_path / ".jaxfl").write_text(content)
         with pytest.raises(ValueError, match=mentions(".jaxfl", "list")):
             own_names(tmp_path)
+
+
+def test_a_list_without_end_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / ".jaxfl")
+    with pytest.raises(ValueError, match=mentions(".jaxfl", "list")):
+        own_names(tmp_path)
+
+
+def test_links_that_lead_to_each_other_are_a_path(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    assert real_path(tmp_path / "loop").name == "loop"
 
 
 def test_a_copy_takes_the_place_of_an_older_program_and_of_nothing_else(tmp_path):

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxfl.data import catalog
+from jaxfl.files import real_path
 from jaxfl.settings import options, user_code
 from jaxfl.settings.removed import removed_defaults
-from jaxfl.simulation.records.directory import HISTORY, SUMMARY, RunDirectory
+from jaxfl.simulation.records.directory import CONFIG, HISTORY, SUMMARY, RunDirectory
 from jaxfl.simulation.records.history import History
 from jaxfl.simulation.records.identity import DATA_CHECKSUM
 
@@ -98,10 +99,13 @@ def read_runs(
         UserWarning: a file is none of a run, or a damaged one; the run is left out.
 
     Raises:
-        ValueError: a folder has no finished run that can be read, or two runs are of one setting and seed.
+        ValueError: a folder has no run, none of all runs is finished and can be read, or two are of one setting and
+            seed.
     """
     runs: dict[Path, FinishedRun] = {}
     unfinished: set[Path] = set()
+    refused: list[Exception] = []  # of damaged runs
+    going_on: list[Exception] = []  # of folders in which no run is finished
     for folder in map(Path, folders):
         # within a run is what the run itself keeps, its best round for example
         histories = sorted(
@@ -111,26 +115,31 @@ def read_runs(
         for path in ended:
             try:
                 if not (run := _read_run(path)).is_unfinished:
-                    found[path.resolve()] = run
+                    found[real_path(path)] = run
             except (OSError, ValueError) as error:
                 damaged.append(error)
-        if damaged and not found:
-            raise damaged[0]
-        for error in damaged:  # the others are compared
-            warnings.warn(f"{error} The run is left out.", stacklevel=2)
-        if not found:
+        refused += damaged
+        if not found and not damaged:
             going = (
                 f"; {len(histories)} are not finished: --resume ends those of jaxfl run, and those of jaxfl.run are "
                 "compared in Python, by jaxfl.analysis.comparison.compare"
                 if histories
                 else ""
             )
-            raise ValueError(
+            error = ValueError(
                 f"{str(folder)!r} has no finished run, which is a {SUMMARY} beside a {HISTORY}{going}; give the "
                 "directory of jaxfl run --out, or one above it."
             )
+            if not histories and not any((folder / name).exists() for name in (CONFIG, SUMMARY)):  # a wrong name
+                raise error
+            going_on.append(error)
+            unfinished |= set() if histories else {folder}
         runs |= {place: run for place, run in found.items() if place not in runs}
-        unfinished |= {one.parent for one in histories if one.parent.resolve() not in found}
+        unfinished |= {one.parent for one in histories if real_path(one.parent) not in found}
+    if not runs and (refused or going_on):
+        raise [*refused, *going_on][0]
+    for error in refused:  # the others are compared
+        warnings.warn(f"{error} The run is left out.", stacklevel=2)
     settings: dict[str, list[FinishedRun]] = {}
     for run in runs.values():
         settings.setdefault(json.dumps(run.setting(), sort_keys=True), []).append(run)

@@ -16,7 +16,7 @@ from jaxfl.analysis.finished import FinishedRun
 from jaxfl.cli import page
 from jaxfl.cli.run_page import PAGE, command_line, format_cell
 from jaxfl.cli.tables.console import print_parts, print_table, stderr, stdout
-from jaxfl.files import check_output, signature, write_text
+from jaxfl.files import check_output, real_path, signature, write_text
 from jaxfl.jobs.job import DPI
 from jaxfl.jobs.loaded import written_job
 from jaxfl.plots import style
@@ -256,7 +256,7 @@ def compare_runs(
         if path is None:
             continue
         check_output(path, f"--{option}", CSV_START if option == "csv" else signature(COMMAND))
-        if (other := asked.setdefault(path.resolve(), option)) != option:
+        if (other := asked.setdefault(real_path(path), option)) != option:
             raise ValueError(f"--{option} must be another file than --{other}, got {str(path)!r}; rename one of them.")
     if plot is not None and plot.suffix.lower() not in PICTURE_SUFFIXES:
         raise ValueError(

@@ -14,7 +14,7 @@ from jaxfl.data import sources
 from jaxfl.data.catalog import user_files
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.describe import describe
-from jaxfl.files import check_output, signature
+from jaxfl.files import check_output, real_path, signature
 from jaxfl.plots.style import write_picture
 from jaxfl.schema import Option
 from jaxfl.settings import options
@@ -224,7 +224,7 @@ def check_save(name: str, chosen: dict[str, Any], data_dir: str | None, path: Pa
     from jaxfl.data.sources import npz
 
     origin = source_origin(name, chosen)
-    if path.resolve() in [file.resolve() for file in user_files(f"iid-{origin['source']}", data_dir)]:
+    if real_path(path) in [real_path(file) for file in user_files(f"iid-{origin['source']}", data_dir)]:
         raise ValueError(f"--save must be another file than the one that is read, got {str(path)!r} for both.")
     npz.check_target(path, origin)
 

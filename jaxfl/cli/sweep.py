@@ -335,6 +335,9 @@ def sweep(
     settings = jobs_of(arguments)
     if html and out.is_dir():
         check_output(out / PAGE, "--html", signature(COMMAND))
+    settings, damaged = _without_damaged(settings)
+    if not settings:
+        raise damaged[0]
     for runs in settings.values():
         job.check_jobs(runs, in_use=True)
     missing = [name for name, runs in settings.items() if not all(_has_all_files(one, html) for one in runs)]
@@ -360,7 +363,25 @@ def sweep(
         print_comparison(finished, html=out / PAGE if html else None)
         if html and not quiet:
             print_parts(stdout(), f"page: {out / PAGE}")
-    return all(_has_all_files(one, html) for runs in settings.values() for one in runs)
+    return not damaged and all(_has_all_files(one, html) for runs in settings.values() for one in runs)
+
+
+def _without_damaged(settings: Mapping[str, Sequence[job.Job]]) -> tuple[dict[str, list[job.Job]], list[Exception]]:
+    """Returns the runs of all settings but those whose folders have a damaged file; their errors, which it prints."""
+    intact: dict[str, list[job.Job]] = {}
+    damaged: list[Exception] = []
+    for name, jobs in settings.items():
+        for one in jobs:
+            assert one.out is not None
+            try:
+                RunDirectory(one.out, "out").check_readable()
+            except (OSError, ValueError) as error:
+                damaged.append(error)
+                text = f"{workers.Cell(name, one.seed)}: error: {error}"
+                stderr().print(text, soft_wrap=True, markup=False, highlight=False)
+                continue
+            intact.setdefault(name, []).append(one)
+    return intact, damaged
 
 
 def jobs_of(arguments: Mapping[str, Any]) -> dict[str, list[job.Job]]:

@@ -19,7 +19,7 @@ from jaxfl import plots
 from jaxfl.analysis.comparison import deviation
 from jaxfl.data.catalog import user_files
 from jaxfl.data.clients import FederatedData
-from jaxfl.files import checksum, keep_copy, write_text
+from jaxfl.files import checksum, keep_copy, real_path, write_text
 from jaxfl.methods.base import Method
 from jaxfl.plots.style import write_picture
 from jaxfl.random import check_seed
@@ -68,8 +68,8 @@ class Job(NamedTuple):
             "rounds": self.rounds,
             "eval_every": self.eval_every,
             "checkpoint_every": self.checkpoint_every,
-            "data_dir": None if self.data_dir is None else str(Path(self.data_dir).resolve()),
-            **{f"{owner}_file": str(path.resolve()) for owner, path in files.items()},
+            "data_dir": None if self.data_dir is None else str(real_path(Path(self.data_dir))),
+            **{f"{owner}_file": str(real_path(path)) for owner, path in files.items()},
             **{f"{owner}_sha256": user_code.file_sha256(path) for owner, path in files.items() if owner != "weights"},
         }
 
@@ -90,7 +90,7 @@ class Job(NamedTuple):
 
     def _is_copy(self, path: Path) -> bool:
         """Returns whether a user's file is in the folder of the run already."""
-        return self.out is not None and path.resolve().parent == self.out.resolve()
+        return self.out is not None and real_path(path).parent == real_path(self.out)
 
     def begun(self) -> bool:
         """Returns whether the folder has files of the run."""
@@ -171,9 +171,9 @@ def check(job: Job) -> None:
             )
         names = job.outputs()
         directory.check(job.config(), resume=job.resume, names=names)
-        written = {(directory.path / name).resolve() for name in names}
+        written = {real_path(directory.path / name) for name in names}
         for path in user_files(job.settings.data_name, job.data_dir, job.settings.data.get("other")):
-            if path.resolve() in written:
+            if real_path(path) in written:
                 raise ValueError(
                     f"out must be a folder in which no data are replaced, got {str(job.out)!r} with {path.name!r}, "
                     "which is read; choose another directory."

@@ -247,6 +247,34 @@ def test_a_setting_that_is_refused_takes_no_other_with_it(tmp_path, capsys, empt
     assert sweep("fedavg", *DIGITS, "--out", tmp_path / "none", "--set", "local_epochs=0,-1") == 2
 
 
+@pytest.mark.filterwarnings("default:.*left out")
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("config.json", b"{"), ("history.jsonl", b'{"round": "x"}\n'), ("clusters.jsonl", b"{}\n"), (".jaxfl", b"[")],
+)
+def test_a_damaged_folder_takes_no_other_run_with_it(name, content, tmp_path, capsys, empty_pictures):
+    """Not that of the same setting, nor of another one, and not in a comparison that names the folder."""
+    assert sweep("fedavg", *DIGITS, "--out", tmp_path) == 0
+    cell = tmp_path / "fedavg" / "seed-0"
+    (cell / name).write_bytes(content)
+    capsys.readouterr()
+    assert sweep("fedavg,fedprox", *DIGITS, "--out", tmp_path, "--seeds", "0,1") == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert re.search(mentions("fedavg/seed-0: error: ", str(cell / name)), said)
+    assert len(list(tmp_path.glob("*/seed-*/summary.json"))) == 4
+    if name == "config.json":
+        (tmp_path / "begun").mkdir()
+        (tmp_path / "begun" / name).write_text("{}")  # a run that has no history yet
+        with pytest.raises(SystemExit) as ended:
+            main(["compare", *(str(tmp_path / one) for one in ("fedavg/seed-0", "fedavg/seed-1", "begun", "fedprox"))])
+        told = " ".join(capsys.readouterr().err.split())
+        assert not ended.value.code and re.search(mentions("warning: ", str(cell / name), "left out"), told)
+        assert str(tmp_path / "begun") in told
+        with pytest.raises(SystemExit) as ended:
+            main(["compare", str(cell)])
+        assert ended.value.code == 2
+
+
 def test_what_a_full_disk_has_left_out_is_completed(tmp_path, capsys, empty_pictures, monkeypatch):
     """No round is made again, and nothing else is touched."""
     out = tmp_path / "runs"

@@ -360,6 +360,20 @@ class RunDirectory:
         done = saved.header.get("round") if saved else 0
         return done if isinstance(done, int) else 0  # of no run: refused when it is opened
 
+    def check_readable(self) -> None:
+        """Checks that the files of a run are none, or can be read.
+
+        Raises:
+            ValueError: one is damaged; the message names it.
+            OSError: one cannot be opened.
+        """
+        own_names(self.path)
+        self.config()
+        self.summary()
+        self.done()
+        if (self.path / HISTORY).exists():
+            _ = History(self.path / HISTORY).moves
+
     def is_unfinished(self) -> bool:
         """Returns whether the run was resumed with more rounds than its summary has, and has not finished them."""
         summary = self.summary() or {}
