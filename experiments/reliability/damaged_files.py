@@ -110,7 +110,7 @@ def write_leaf(folder: Path, draw: random.Random | None) -> None:
     """Writes LEAF's json."""
     users = [f"f{2000 + 100 * one}_00" for one in range(3)]
     rows = {
-        user: {"x": (images(None)[place::3][:4].reshape(-1, 784) / 255).round(3).tolist(), "y": [1, 2, 3, 61]}
+        user: {"x": (images(None)[place::3][:4].reshape(-1, 784) / 255).round(6).tolist(), "y": [1, 2, 3, 61]}
         for place, user in enumerate(users)
     }
     content: dict[str, Any] = {

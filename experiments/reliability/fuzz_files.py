@@ -113,7 +113,7 @@ class Kind(NamedTuple):
 
 KINDS = {
     "idx": Kind(write_idx, _federation("iid-mnist", num_clients=3)),
-    "npz": Kind(write_npz, _federation("npz")),
+    "npz": Kind(write_npz, _federation("npz", test_share=0.2)),
     "parquet": Kind(write_parquet, _federation("iid-parquet", num_clients=3)),
     "leaf": Kind(write_leaf, _federation("femnist")),
     "hdf5": Kind(write_hdf5, _federation("femnist")),
