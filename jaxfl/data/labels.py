@@ -63,10 +63,14 @@ def prepare_labels(inputs: np.ndarray, labels: np.ndarray, num_classes: int | No
     """
     if labels.ndim not in (1, 2) or len(labels) != len(inputs) or labels.dtype.kind not in "iufb":
         names = "; convert names to classes by np.unique(labels, return_inverse=True)[1]"
+        if labels.dtype.kind in "mM":
+            names = "; convert times to numbers by (labels - labels.min()) / np.timedelta64(1, 's')"
         raise ValueError(
             f"labels must have shape [{len(inputs)}], one per row of inputs, or [{len(inputs)}, L], got "
             f"{labels.dtype} of shape {labels.shape}{'' if labels.dtype.kind in 'iufb' else names}."
         )
+    if labels.ndim == 2 and not labels.shape[1]:
+        raise ValueError(f"labels must have at least one number in each row, got shape {labels.shape}.")
     _check_integer_conventions(inputs, labels)
     if are_flags(inputs, labels):
         labels = labels.astype(bool)
@@ -91,6 +95,7 @@ def prepare_labels(inputs: np.ndarray, labels: np.ndarray, num_classes: int | No
                 f"classes use {classes}."
             )
         num_classes = width
+    check_positions(inputs, labels)
     if num_classes is None:
         column = f"; for classes in a column use {COLUMN}" if labels.ndim == 2 and labels.shape[1] == 1 else ""
         raise ValueError(f"num_classes must be given, the number of {_plural_noun(kind)}{column}.")

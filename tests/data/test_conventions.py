@@ -142,3 +142,20 @@ def test_one_test_row_that_looks_like_a_class_is_not_refused(tmp_path):
     np.savez(tmp_path / "own.npz", x=FLOATS, y=np.eye(4, dtype=int)[CLASSES])
     with pytest.raises(ValueError, match=mentions("own.npz", "y", "labels.argmax(1)")):
         data.load("iid-npz", data_dir=tmp_path / "own.npz", num_clients=2)
+
+
+def test_labels_of_no_number_are_refused():
+    with pytest.raises(ValueError, match=mentions("labels", "(12, 0)")):
+        federate(labels=np.zeros((COUNT, 0)))
+
+
+def test_several_integers_a_row_are_not_said_to_need_the_number_of_tokens():
+    with pytest.raises(ValueError, match=mentions("labels", "(12, 2)", "float")):
+        federate(labels=RNG.integers(2, 99, (COUNT, 2)))
+
+
+def test_times_as_labels_have_a_remedy_that_works():
+    times = np.arange(COUNT).astype("M8[D]")
+    with pytest.raises(ValueError, match=mentions("datetime64[D]", "(labels - labels.min()) / np.timedelta64(1, 's')")):
+        federate(labels=times)
+    assert federate(labels=(times - times.min()) / np.timedelta64(1, "s")).num_classes == 1

@@ -321,3 +321,26 @@ def test_remote_has_a_complete_checksum():
     (remote,) = femnist.ENTRY.remotes
     kind, digest = remote.checksum.split(":")
     assert kind == "sha256" and len(bytes.fromhex(digest)) == 32
+
+
+@pytest.mark.parametrize("twice", ["users", "f0000_14"])
+def test_a_key_that_is_there_twice_is_not_dropped(tmp_path, twice):
+    path = leaf_files.write_json(tmp_path / "all_data_0.json", ONE) or tmp_path / "all_data_0.json"
+    text = path.read_text()
+    text = text.replace('"f0001_41": {', '"f0000_14": {') if twice != "users" else text[:-1] + ', "users": []}'
+    path.write_text(text)
+    with pytest.raises(ValueError, match=mentions("all_data_0.json", twice, "twice")):
+        femnist.load(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"users": [' + "9" * 6000 + "]}"])
+def test_json_that_python_does_not_read_is_one_message_with_the_file(tmp_path, text):
+    (tmp_path / "all_data_0.json").write_text(text)
+    with pytest.raises(ValueError, match=mentions("all_data_0.json", "LEAF")):
+        femnist.load(tmp_path)
+
+
+def test_a_byte_order_mark_is_not_content(tmp_path):
+    path = leaf_files.write_json(tmp_path / "all_data_0.json", ONE) or tmp_path / "all_data_0.json"
+    path.write_text(path.read_text(), "utf-8-sig")
+    assert len(femnist.load(tmp_path).labels) == 4

@@ -367,3 +367,16 @@ def test_labels_of_other_kinds(path, inputs, labels, kind, size):
     assert_equal(npz.load(path.with_name("copy.npz")), dataclasses.replace(source, client_groups=None))
     fed = data.load("writers-npz", data_dir=path)
     assert (fed.kind, fed.num_classes, fed.num_clients) == (kind, size, 2)
+
+
+@pytest.mark.parametrize("names", [("x_test", "y_test"), ("test_X", "test_Y"), ("val_x", "val_y")])
+def test_a_test_set_of_names_that_are_not_read_is_told(tmp_path, names):
+    np.savez(tmp_path / "keras.npz", **PLAIN, **dict(zip(names, (TEST_IMAGES, TEST_LABELS), strict=True)))
+    with pytest.warns(UserWarning, match=mentions("keras.npz", *names, "test_x", "test_y")):
+        npz.load(tmp_path / "keras.npz")
+
+
+def test_times_to_predict_have_a_remedy(tmp_path):
+    np.savez(tmp_path / "times.npz", x=IMAGES, y=np.arange(20).astype("M8[s]"))
+    with pytest.raises(ValueError, match=mentions("times.npz", "datetime64[s]", "np.timedelta64")):
+        npz.load(tmp_path / "times.npz")

@@ -305,3 +305,9 @@ def test_lists_are_as_good_as_arrays():
     (own, none), _ = partition.train_test_split([[1, 2], []])
     assert own.dtype == none.dtype == np.int64 and none.size == 0
     assert partition.natural([])[0] == []
+
+
+@pytest.mark.parametrize("num_clients", [2**21, 2**40, 10**25])
+def test_more_clients_than_a_list_holds_are_refused(num_clients):
+    with pytest.raises(ValueError, match=mentions("num_clients", num_clients, 60, 2**20)):
+        partition.iid(60, num_clients, seed=0)

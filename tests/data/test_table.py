@@ -238,3 +238,77 @@ def test_times_with_a_zone_are_numbers_as_those_without_are(tmp_path):
 def test_classes_are_not_scaled(tmp_path):
     with pytest.raises(ValueError, match=mentions("scale_target", "colour")):
         table.load(written(tmp_path), target="colour", numbers="size", scale_target=True)
+
+
+def priced(folder, prices, separator=",", encoding="utf-8"):
+    path = folder / "priced.csv"
+    lines = ["size,price", *(f'{row}{separator}"{price}"' for row, price in enumerate(prices))]
+    path.write_text("\n".join(lines).replace("size,price", f"size{separator}price"), encoding)
+    return path
+
+
+@pytest.mark.parametrize("odd", ["NA", "?", "inf", "1e999"])
+def test_a_target_of_numbers_and_one_text_is_not_a_class_for_each_number(tmp_path, odd):
+    path = priced(tmp_path, [odd if row == 7 else 1.5 * row for row in range(30)])
+    with pytest.raises(ValueError, match=mentions("price", odd, "row 7", 29, "target_kind=class")):
+        table.load(path, target="price")
+    assert table.load(path, target="price", target_kind="class").num_classes == 30
+
+
+@pytest.mark.parametrize(
+    "prices",
+    [
+        [f"{row},5" for row in range(30)],
+        [f"{row % 3},5" for row in range(30)],
+        [f"{row}%" for row in range(30)],
+        [f"${row}.50" for row in range(30)],
+        [f"1,{row:03d}" for row in range(30)],
+        [f"2024-01-{row + 1:02d}" for row in range(30)],
+    ],
+)
+def test_texts_that_look_like_numbers_or_hardly_repeat_are_told_to_be_classes(tmp_path, recwarn, prices):
+    path = priced(tmp_path, prices)
+    with pytest.warns(UserWarning, match=mentions("price", len(set(prices)), prices[0], "target_kind=class")):
+        table.load(path, target="price")
+    recwarn.clear()
+    table.load(path, target="price", target_kind="class")
+    assert not recwarn.list
+
+
+def test_numbers_with_a_decimal_comma_are_not_said_to_be_categories(tmp_path):
+    path = tmp_path / "sizes.csv"
+    path.write_text("size,price\n" + '"1,5",2.25\n' * 9)
+    with pytest.raises(ValueError, match=mentions("size", "1,5", "1234.5")) as error:
+        table.load(path, target="price")
+    assert "categories" not in str(error.value)
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_another_separator_is_named(tmp_path, separator):
+    path = priced(tmp_path, range(9), separator)
+    with pytest.raises(ValueError, match=mentions("commas", repr(separator))):
+        table.load(path, target="price")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "latin-1"])
+def test_a_table_in_another_encoding_is_not_called_damaged(tmp_path, encoding):
+    path = priced(tmp_path, ["dän", "bob"] * 9, encoding=encoding)
+    with pytest.raises(ValueError, match=mentions("priced.csv", "UTF-8")) as error:
+        table.load(path, target="price")
+    assert "get it again" not in str(error.value)
+
+
+@pytest.mark.parametrize("scaled", ["size", "price"])
+def test_differences_that_are_lost_beside_an_outlier_are_told_when_a_column_is_standardised(tmp_path, scaled):
+    frame = pd.DataFrame({"size": np.arange(60.0), "price": np.arange(60.0)})
+    frame[scaled] = [0, *(2**53 + 2 * row for row in range(59))]
+    with pytest.warns(UserWarning, match=mentions(scaled, "equal")):
+        table.load(written(tmp_path, frame=frame), target="price", scale_target=True)
+
+
+def test_names_in_bytes_are_texts_or_refused(tmp_path):
+    frame = FRAME.assign(who=[name.encode() for name in FRAME.who])
+    assert table.load(written(tmp_path, "parquet", frame), **ROLES).clients.tolist() == FRAME.who.tolist()
+    frame = FRAME.assign(who=[b"\xff", *frame.who[1:]])
+    with pytest.raises(ValueError, match=mentions("goods.parquet", "who", "row 0", "UTF-8")):
+        table.load(written(tmp_path, "parquet", frame), **ROLES)

@@ -9,11 +9,18 @@ from jaxfl import schema
 from jaxfl.data.arrays import plain_array
 
 Parts = list[np.ndarray]
+MAX_CLIENTS = 1 << 20  # of equal parts, or as many as there are rows: a list of more takes minutes and the memory
 
 
 def split_equally(order: np.ndarray, num_clients: int, rows_per_client: int | None, which: str) -> Parts:
     """Returns equal parts of a permutation, one per client; of all of it if `rows_per_client` is None."""
     if rows_per_client is None:
+        most = max(len(order), MAX_CLIENTS)
+        if num_clients > most:
+            raise ValueError(
+                f"num_clients must be at most {most} where there are {len(order)} rows {which}, got {num_clients} of "
+                "them; use fewer clients."
+            )
         return list(np.array_split(order, num_clients))
     rows = rows_that_fit(num_clients, rows_per_client, len(order), which)
     return list(order[: num_clients * rows].reshape(num_clients, rows))

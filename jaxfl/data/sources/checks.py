@@ -55,9 +55,11 @@ def _check_label_column(path: Path, name: str, values: np.ndarray, count: int, i
         )
     if values.dtype.kind not in "iufb":
         names = "convert names to classes by np.unique(labels, return_inverse=True)[1]"
+        times = "convert times to numbers by (labels - labels.min()) / np.timedelta64(1, 's')"
+        remedies = dict.fromkeys("US", names) | dict.fromkeys("mM", times)
         raise ValueError(
             f"{path}: {name} must be integers (classes), floats (regression) or bools [{count}, L], got "
-            f"{values.dtype}; {names if values.dtype.kind in 'US' else 'use astype'}."
+            f"{values.dtype}; {remedies.get(values.dtype.kind, 'use astype')}."
         )
     if values.dtype.kind in "iu" and values.ndim == 1 and values.min(initial=0) < 0:
         row = int(values.argmin())

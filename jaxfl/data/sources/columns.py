@@ -73,5 +73,7 @@ def _read_or_explain(path: Path, read: Any) -> Any:
     """Returns the result of `read`; raises ValueError with the path if the file is damaged."""
     try:
         return read()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} must be text in UTF-8 ({error}); write it again in UTF-8.") from error
     except (OSError, ValueError, KeyError) as error:  # pandas and pyarrow raise subclasses of these
         raise ValueError(f"{path} must be a csv or parquet file, or is damaged ({error}); get it again.") from error

@@ -129,6 +129,15 @@ def _is_grey_level(value: float) -> bool:
     return 0 <= value <= 1 and abs(255 * value - round(255 * value)) < ROUNDING
 
 
+def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns the object of pairs; raises ValueError if a key occurs twice, of which json keeps the last one."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"{next(key for key in keys if keys.count(key) > 1)!r} is in it twice")
+    return found
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Returns the object of a file with each float n/255 as a pixel, after checking its three keys.
 
@@ -136,15 +145,17 @@ def read_json(path: Path) -> dict[str, Any]:
         ValueError: the file is not a json file of LEAF.
     """
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} must be text ({error}); it is another file under this name.") from error
     try:
-        content = json.loads(text, parse_float=_Pixels().__getitem__)
+        content = json.loads(text, parse_float=_Pixels().__getitem__, object_pairs_hook=_distinct_keys)
     except json.JSONDecodeError as error:
         if text.rstrip().endswith("}"):
             raise ValueError(f"{path} must be valid json ({error}); create it again.") from error
         raise ValueError(f"{path} is truncated before its closing brace ({error}); create or copy it again.") from error
+    except (ValueError, RecursionError) as error:  # a key twice, a number of thousands of digits, lists in lists
+        raise ValueError(f"{path} must be LEAF's json ({error}); create it again.") from error
     keys = sorted(content) if isinstance(content, dict) else f"a {type(content).__name__}"
     if not isinstance(content, dict) or any(key not in content for key in KEYS):
         lacking = next(key for key in KEYS if not isinstance(content, dict) or key not in content)

@@ -3,6 +3,8 @@
 import contextlib
 import json
 import os
+import re
+import warnings
 import zipfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -87,6 +89,17 @@ def load(
                 f"{path} must have the array {names[key]}, got only {existing}; set {option} to one of them, or add it "
                 f"with np.savez."
             )
+    unread = [
+        name
+        for name in existing
+        if name not in file and re.search("(^|_)(test|val|valid|validation)(_|$)", name, re.IGNORECASE)
+    ]
+    if unread:
+        warnings.warn(
+            f"{path}: {', '.join(unread)} are not read; a test set has the names {names['test_x']}, {names['test_y']} "
+            f"and {names['test_client']}.",
+            stacklevel=2,
+        )
     arrays = {key: file[name] for key, name in names.items() if name in file}
     arrays |= {key: file[key] for key in EXTRAS if key in file}
     try:

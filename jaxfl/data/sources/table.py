@@ -25,6 +25,7 @@ from jaxfl.schema import checked, did_you_mean
 UNNAMED = r"Unnamed: \d+|__index_level_\d+__"  # names that pandas gives to columns without a name, such as an index
 TABLE_SKEWS = ("pathological", "dominant", "dirichlet", "shards", *WITHOUT_CLASSES)
 SMALL_SPREAD = 1 << 26  # size of a column beside its spread, from which on floats lose differences
+NUMERIC_TEXT = r"\s*[-+]?[$€£¥]?\s?\d[\d.,'_ ]*\s?[%$€£¥]?\s*"  # numbers in the form of a country or a unit
 TargetKind = Literal["auto", "number", "class"]
 
 
@@ -69,7 +70,9 @@ def load(
         numbers: columns of numbers, separated by colons; "" is all columns with a name and without another role. The
             row numbers that pandas writes have no name.
         target_kind: `"number"` is regression, `"class"` classification; `"auto"` is regression if all are numbers, with
-            a warning if these are few whole numbers, which may be classes.
+            a warning if these are few whole numbers, which may be classes. Texts are classes, with a warning if they
+            look like numbers or nearly every row has another one; where most rows are numbers and some are not, it is
+            refused.
         scale_target: whether numbers to predict are standardised on training rows; losses and errors are then in
             standard deviations.
 
@@ -87,6 +90,11 @@ def load(
         raise ValueError(f"target must be the column to predict, one of {', '.join(columns)}, got none; set target.")
     used = [name for name in (target, client, group, *given.categories, *given.numbers) if name]
     for name in used:
+        if name not in columns and len(columns) == 1 and (found := [mark for mark in ";\t|" if mark in columns[0]]):
+            raise ValueError(
+                f"{path} must have commas between its columns, got {columns[0]!r}, with {found[0]!r}; write it again "
+                "with commas."
+            )
         if name not in columns and "," in name:
             raise ValueError(f"columns must be separated by colons, got {name}; write {name.replace(',', ':')}.")
         if name not in columns:
@@ -121,6 +129,8 @@ def read_source(
     numbers = [
         _subtract_least(_number_column(path, column, frame[column]), frame[column])[0] for column in roles.numbers
     ]
+    for column, values in zip(roles.numbers, numbers, strict=True):
+        _warn_lost_differences(f"{path}: {column}", values)
     codes = [
         np.unique(_text_column(path, column, frame[column]), return_inverse=True)[1] for column in roles.categories
     ]
@@ -144,11 +154,17 @@ def read_source(
                 f"{target[np.argmin(labels)]} to {target[np.argmax(labels)]} in rows {np.argmin(labels)} and "
                 f"{np.argmax(labels)}; {remedy}."
             )
-        labels = labels if scale_target else to_floats(where, labels, np.float32, remedy)
+        if scale_target:
+            _warn_lost_differences(where, labels)
+        else:
+            labels = to_floats(where, labels, np.float32, remedy)
     else:
         if scale_target:
             raise ValueError(f"{path}: scale_target must be left out for classes, but {roles.target} has classes.")
-        names, labels = np.unique(_text_column(path, roles.target, target), return_inverse=True)
+        texts = _text_column(path, roles.target, target)
+        if target_kind == "auto":
+            _check_class_texts(f"{path}: {roles.target}", texts)
+        names, labels = np.unique(texts, return_inverse=True)
         class_names, num_classes = tuple(names.tolist()), len(names)
     groups, group_names = None, np.zeros(0, str)
     if roles.group:
@@ -252,6 +268,45 @@ def _warn_few_numbers(name: str, numbers: np.ndarray) -> None:
         )
 
 
+def _warn_lost_differences(name: str, numbers: np.ndarray) -> None:
+    """Warns if most of the different numbers of a column become equal to others when it is standardised."""
+    order = np.argsort(numbers)
+    ordered = numbers[order]
+    scaled = ((ordered - ordered.mean()) / (ordered.std() or 1.0)).astype(np.float32)
+    differ = ordered[1:] > ordered[:-1]
+    lost = differ & (scaled[1:] == scaled[:-1])
+    if 2 * lost.sum() > differ.sum():
+        place = int(np.argmax(lost))
+        warnings.warn(
+            f"{name}: {lost.sum()} of {1 + differ.sum()} different values become equal in float32 when they are "
+            f"standardised, such as {ordered[place]} and {ordered[place + 1]} in rows {order[place]} and "
+            f"{order[place + 1]}; leave out rows of much larger or smaller numbers.",
+            stacklevel=2,
+        )
+
+
+def _check_class_texts(name: str, texts: np.ndarray) -> None:
+    """Raises ValueError if most texts of a target are numbers; warns if they look like numbers or hardly repeat."""
+    import pandas
+
+    is_number = np.isfinite(np.asarray(pandas.to_numeric(pandas.Series(texts), errors="coerce"), np.float64))
+    if 2 * is_number.sum() >= len(texts) > is_number.sum():
+        row = int(np.argmin(is_number))
+        raise ValueError(
+            f"{name} must be numbers or classes, got {str(texts[row])!r} in row {row} and numbers in {is_number.sum()} "
+            f"of {len(texts)} rows; fill the value or leave the row out, or set target_kind=class."
+        )
+    different = np.unique(texts)
+    numeric = [text for text in different.tolist() if re.fullmatch(NUMERIC_TEXT, text)]
+    if 2 * len(numeric) >= len(different) or 3 * len(different) > len(texts):
+        warnings.warn(
+            f"{name} has {len(different)} different texts in {len(texts)} rows, such as "
+            f"{(numeric or different.tolist())[0]!r}, and each is a class; write numbers to predict as 1234.5, or set "
+            "target_kind=class.",
+            stacklevel=2,
+        )
+
+
 def _number_column(path: Path, name: str, values: np.ndarray, or_else: str = "") -> np.ndarray:
     """Returns a column as numbers; `or_else` is another remedy in the message than to name it a category."""
     numbers, wrong = _parse_numbers(values)
@@ -259,6 +314,8 @@ def _number_column(path: Path, name: str, values: np.ndarray, or_else: str = "")
         row, value = wrong
         is_word = isinstance(value, str | datetime.date) and value != ""
         named = f", or {or_else or f'name {name} in categories'}" if is_word else ""
+        if isinstance(value, str) and re.fullmatch(NUMERIC_TEXT, value):
+            named = ", or write numbers as 1234.5"
         raise ValueError(
             f"{path}: {name} must be numbers, got {value!r} in row {row}; fill the value, leave the row out{named}."
         )
@@ -277,6 +334,13 @@ def _text_column(path: Path, name: str, values: np.ndarray) -> np.ndarray:
             f"{path}: {name} must have a text or a number in each row, got a {type(values[lists[0]]).__name__} in row "
             f"{lists[0]}; use another column."
         )
+    if binary := [row for row, value in enumerate(values) if isinstance(value, bytes)]:
+        try:
+            values = np.array([value.decode() if isinstance(value, bytes) else value for value in values], object)
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{path}: {name} must be texts in UTF-8, got bytes in row {binary[0]} ({error}); write texts."
+            ) from error
     missing = pandas.isna(values) | (values.astype(str) == "")
     if missing.any():
         raise ValueError(
