@@ -93,8 +93,8 @@ def check_output(path: Path, argument: str, mark: str) -> None:
     Args:
         path: path of the file.
         argument: the caller's name for it, which errors begin with.
-        mark: text in the first two lines of a file of the command, or in the metadata of a picture: a `signature`, or
-            the first columns of a table.
+        mark: a `signature`, which is in the first two lines of a file of the command or in the metadata of a picture,
+            or the first columns of a table, with which it begins.
 
     Raises:
         ValueError: it is a folder, its folder does not exist, or it is another file.
@@ -124,11 +124,13 @@ def check_output(path: Path, argument: str, mark: str) -> None:
 
 
 def _has_mark(path: Path, mark: bytes) -> bool:
-    """Returns whether a text is in the first two lines of a file, or in the metadata of a picture."""
+    """Returns whether a file has a signature in its first two lines or metadata, or begins with other text."""
     with path.open("rb") as file:
         head = file.read(MARKED)
         file.seek(max(0, path.stat().st_size - MARKED))
         tail = file.read()
+    if not mark.startswith(signature("").encode()):
+        return head.startswith(mark)
     return mark in (head + tail if head.startswith(PICTURES) else b"\n".join(head.split(b"\n")[:2]))
 
 

@@ -46,6 +46,16 @@ def peak_memory() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def module_command(module: str) -> list[str]:
+    """Returns the beginning of a command that executes a module of jaxfl in a separate process of this Python.
+
+    The process looks for modules where this one does, and nowhere else: `python -m` would look in the current folder
+    first, which may be of somebody else and hold a `json.py`.
+    """
+    code = f"import sys; sys.path[:] = {sys.path!r}; import runpy; runpy.run_module({module!r}, run_name='__main__')"
+    return [sys.executable, "-c", code]
+
+
 def flush_folder(folder: Path) -> None:
     """Writes the names of the files in a folder to the disk, such as the new name of a file that was renamed.
 

@@ -114,3 +114,11 @@ def test_a_copy_takes_the_place_of_an_older_program_and_of_nothing_else(tmp_path
         keep_copy(copy, folder)  # which is its own
         assert copy.read_bytes() == b"new"
     assert len(list(folder.rglob("*"))) == 4, "two files, and a folder with one"
+
+
+def test_a_table_is_told_by_the_columns_with_which_it_begins(tmp_path):
+    (tmp_path / "mine.csv").write_text("my,setting,seeds,notes\nsetting,seeds,\n")
+    with pytest.raises(ValueError, match=mentions("--csv", "mine.csv")):
+        check_output(tmp_path / "mine.csv", "--csv", "setting,seeds,")
+    (tmp_path / "table.csv").write_text("setting,seeds,micro\n")
+    check_output(tmp_path / "table.csv", "--csv", "setting,seeds,")

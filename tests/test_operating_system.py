@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from jaxfl.operating_system import flush_folder, peak_memory, signal_numbers
+from jaxfl.operating_system import flush_folder, module_command, peak_memory, signal_numbers
 
 # What Windows has not, and a system without any kind of file lock.
 LACKING = """
@@ -59,3 +59,11 @@ def test_what_is_lacking_has_a_fallback():
 def test_where_nothing_is_lacking(tmp_path):
     assert peak_memory() > 1e6 and len(signal_numbers("SIGINT", "SIGHUP", "SIGXCPU")) == 3
     flush_folder(tmp_path)
+
+
+def test_processes_of_jaxfl_execute_no_file_of_the_current_folder(tmp_path):
+    for name in ("json.py", "numpy.py", "jaxfl.py", "sitecustomize.py"):
+        (tmp_path / name).write_text("raise SystemExit('executed')")
+    program = [*module_command("jaxfl"), "--version"]
+    ended = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0 and "jaxfl" in ended.stdout, ended.stderr

@@ -6,7 +6,6 @@ So the peak of the memory is that of one point, and one that is too much for the
 import json
 import math
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ import numpy as np
 
 from jaxfl.bench import axes
 from jaxfl.bench.axes import AXES, ScalingPoint
+from jaxfl.operating_system import module_command
 from jaxfl.schema import checked
 
 BUSY = 1.5  # processes a core: these measurements alone want all cores
@@ -182,7 +182,7 @@ def _measured(point: ScalingPoint) -> Iterator[dict[str, Any]]:
 
 def _process(*arguments: str) -> Iterator[dict[str, Any]]:
     """Yields the lines of `jaxfl.bench.point` in a separate process; a killed process has failed."""
-    command, last = [sys.executable, "-m", "jaxfl.bench.point", *arguments], {}
+    command, last = [*module_command("jaxfl.bench.point"), *arguments], {}
     with (
         tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,

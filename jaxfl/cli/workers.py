@@ -11,7 +11,6 @@ import importlib.util
 import json
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxfl.cli.tables.console import stderr
+from jaxfl.operating_system import module_command
 from jaxfl.schema import quoted
 from jaxfl.simulation.interrupts import Deferred, Stopped
 
@@ -99,7 +99,7 @@ class Worker:
         cache = jax.config.values["jax_compilation_cache_dir"] is not None
         arguments = {**arguments, "cores": list(cores), "cache": cache}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "jaxfl.cli.worker", json.dumps(arguments)],
+            [*module_command("jaxfl.cli.worker"), json.dumps(arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

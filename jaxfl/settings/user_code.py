@@ -114,6 +114,7 @@ def trusted_file(folder: Path, owner: str, address: str, config: Mapping[str, An
         path = folder / file
         if file != Path(file).name or path.resolve().parent != folder.resolve():
             raise ValueError(f"{run}, which is outside the folder; give trust=PATH for your own file.")
+        _copies.add(path.resolve())
     recorded, checksum = config.get(f"{owner}_sha256"), file_sha256
     if recorded is None:  # of an older version
         recorded, checksum = config.get(f"{owner}_checksum"), file_checksum
@@ -174,6 +175,7 @@ def one_line_errors(name: str, remedy: str) -> Iterator[None]:
 
 
 _executed: set[str] = set()  # paths of the executed files
+_copies: set[Path] = set()  # paths of trusted copies in folders of runs, whose neighbours are not trusted
 
 
 class _SourceLoader(importlib.machinery.SourceFileLoader):
@@ -196,14 +198,16 @@ def _module(path: Path, content: bytes) -> ModuleType:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     _executed.add(str(path))
-    if str(path.parent) not in sys.path:
+    if path not in _copies and str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # as of a script, but behind what is installed
     sys.modules[name] = module  # dataclasses look their module up
     try:
         loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
+        alone = path in _copies and isinstance(error, ImportError)
+        remedy = "; what lies beside a copy is not imported, give trust=PATH for your own file" if alone else ""
         raise ValueError(
-            f"{path} cannot be executed: {type(error).__name__}: {error}{error_location(error)}."
+            f"{path} cannot be executed: {type(error).__name__}: {error}{error_location(error)}{remedy}."
         ) from error
     return module

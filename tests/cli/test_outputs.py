@@ -195,3 +195,22 @@ def test_an_error_of_an_import_is_a_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "jaxfl.cli.data", None)
     monkeypatch.setitem(sys.modules, "jaxfl.cli.tables.console", None)
     assert re.match(r"error: .*jaxfl\.cli\.data", refused("data", "digits"))
+
+
+@pytest.mark.parametrize(
+    "files",
+    [{"config.json": {"method": "fedavg", "seed": 0, "lr": 0.1}}, {"summary.json": {"seeds": [0, 1], "accuracy": 0.5}}],
+)
+def test_a_file_of_another_program_with_a_few_of_the_same_keys_is_no_run(files, tmp_path, never_compiles):
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    (tmp_path / "clients.csv").write_text("mine")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    seeds = ["--seeds", "0,1"] if "summary.json" in files else []
+    assert re.search(mentions("out", *files), refused("run", "fedavg", *SMALL, *seeds, "--out", tmp_path))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
+def test_a_loop_of_links_is_one_line(tmp_path):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    assert re.search(mentions("out", "loop"), refused("run", "fedavg", *SMALL, "--out", tmp_path / "loop"))

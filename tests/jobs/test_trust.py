@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import shutil
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -244,3 +245,17 @@ def test_the_user_s_own_command_goes_on_as_before(made, tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(MINE + "\n")
     result = CliRunner().invoke(app, ["run", *words.split()])
     assert result.exit_code == 2 and "changed" in result.stderr
+
+
+def test_what_lies_beside_a_trusted_copy_is_not_executed(made, stranger, monkeypatch):
+    for name in ("wandb.py", "helper.py"):  # modules that are not installed, which something may look for later
+        (stranger / name).write_text(f"import os\nos.environ[{RAN!r}] += 'planted'\n")
+    assert jaxfl.load(stranger, trust=True).job.rounds == 1
+    assert str(stranger) not in sys.path and importlib.util.find_spec("helper") is None
+    content = (stranger / "mine.py").read_text() + "import helper\n"
+    (stranger / "mine.py").write_text(content)
+    now = user_code.file_sha256(stranger / "mine.py")
+    rewrite(stranger, method_sha256=now, model_sha256=now, task_sha256=now)
+    with pytest.raises(ValueError, match=mentions("helper", "beside a copy", "trust=PATH")):
+        USES["job"](jaxfl.load(stranger, trust=True))
+    assert "planted" not in ran()

@@ -109,6 +109,8 @@ OLDER_FILES = (  # of the jobs of versions that did not list their files
     *RUN_FILES, CONFIG, SUMMARY, "clients.csv", "log.csv", "index.html", "convergence.png", "clusters.png",
     "alluvial.png", "confusion.png", "personalisation.png", "classes.png", "similarity.png",
 )  # fmt: skip
+OLDER_CONFIG = {"method", "data", "cohort", "rounds", "seed"}  # keys that tell these from files of other programs
+OLDER_SUMMARY = {"method", "data", "num_clients", "rounds", "seed", "seconds_per_round"}
 CONFIG_TYPES: EntryTypes = {
     "method|data|fingerprint": (str,),
     "rounds|seed": (int,),
@@ -267,9 +269,9 @@ class RunDirectory:
         names: set[str] = set()
         if any(checkpoint.is_checkpoint(self.path / name) for name in (checkpoint.NAME, checkpoint.BEFORE)):
             names |= {*RUN_FILES}
-        if {"method", "seed"} <= config.keys() or {"rounds", "seed"} <= summary.keys():
+        if OLDER_CONFIG <= config.keys() or OLDER_SUMMARY <= summary.keys():
             names |= {*OLDER_FILES, *(Path(str(one)).name for key, one in config.items() if key.endswith(FILE_SUFFIX))}
-        if "seeds" in summary:
+        if "seeds" in summary and isinstance(summary.get("rounds"), dict):  # mean and deviation
             names |= {SUMMARY}
         return {name for name in names if os.path.lexists(self.path / name)}
 
