@@ -6,6 +6,7 @@ import json
 import re
 import time
 import tomllib
+import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -416,8 +417,11 @@ def answer(what: str, name: str, one: job.Job, tools: list[job.Tools], html: boo
         if what == "plan":
             return {"bytes": footprint_of(one, tools).total}
         return {"held": bool(_run_missing(name, [one], tools, True, html))}
-    except (ValueError, MemoryError) as error:
+    except (ValueError, OSError, MemoryError) as error:
         return {"error": str(error)}
+    except Exception as error:  # of a user's method, which another process would come to as well
+        traceback.print_exc()
+        return {"error": f"{type(error).__name__}: {error}"}
 
 
 def _setting_folder(jobs: Sequence[job.Job]) -> Path:

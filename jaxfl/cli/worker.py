@@ -2,41 +2,73 @@
 
 import json
 import os
+import signal
 import sys
+import threading
+import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TextIO
 
 from jaxfl.cli import signals, streams
 from jaxfl.cli.errors import reported_errors
 from jaxfl.cli.sweep import answer, jobs_of
 from jaxfl.simulation.devices import keep_programs, use_cores
 
+POLL = 1.0  # seconds between looks at the process that started this one
 
-def serve(arguments: Mapping[str, Any]) -> None:
-    """Makes the runs that standard input names, and writes an answer for each to standard output.
+
+def serve(arguments: Mapping[str, Any], requests: TextIO, answers: TextIO) -> None:
+    """Makes the runs that requests name, and writes an answer for each.
 
     Args:
         arguments: `methods`, `given`, `items`, `data_dir`, `out` and `html` as `jaxfl.cli.sweep.sweep` takes them,
-            `cores`, which the process keeps to, and `cache`, whether it stores compiled programs.
+            `cores`, which the process keeps to, `cache`, whether it stores compiled programs, and `parent`, the id of
+            the process that started this one.
+        requests: a line for each.
+        answers: a line for each.
     """
+    threading.Thread(target=_end_with, args=(arguments["parent"],), daemon=True).start()
     if arguments["cores"] and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, arguments["cores"])  # before JAX starts its threads
     use_cores()
     if arguments["cache"]:
         keep_programs()
     jobs, tools = jobs_of(arguments), {}
-    while line := sys.stdin.readline():
+    while line := requests.readline():
         what, name, seed = json.loads(line)
         one = next(one for one in jobs[name] if one.seed == seed)
-        print(json.dumps(answer(what, name, one, tools.setdefault(name, []), arguments["html"])), flush=True)
+        found = answer(what, name, one, tools.setdefault(name, []), arguments["html"])
+        print(json.dumps(found), file=answers, flush=True)
+
+
+def _end_with(parent: int) -> None:
+    """Ends this process by SIGTERM, at which its run is saved, when the process that started it has been killed."""
+    while os.getppid() == parent:
+        time.sleep(POLL)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _take_pipes() -> tuple[TextIO, TextIO]:
+    """Returns the pipes of requests and of answers; what a user's method prints goes to standard error instead."""
+    requests, answers = (open(os.dup(one), mode, encoding="utf-8") for one, mode in ((0, "r"), (1, "w")))  # noqa: SIM115
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    os.close(nothing)
+    return requests, answers
 
 
 def main() -> None:
     """Runs the process."""
+    import typer
+
     streams.install()
     signals.install()
-    with reported_errors():
-        serve(json.loads(sys.argv[1]))
+    try:
+        with reported_errors():
+            serve(json.loads(sys.argv[1]), *_take_pipes())
+    except typer.Exit as ended:  # what there is to say is printed already
+        sys.exit(ended.exit_code)
 
 
 if __name__ == "__main__":

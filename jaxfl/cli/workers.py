@@ -97,7 +97,7 @@ class Worker:
     def __init__(self, arguments: Mapping[str, Any], cores: Sequence[int], gpu: str | None):
         environment = {**os.environ, **({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})}
         cache = jax.config.values["jax_compilation_cache_dir"] is not None
-        arguments = {**arguments, "cores": list(cores), "cache": cache}
+        arguments = {**arguments, "cores": list(cores), "cache": cache, "parent": os.getpid()}
         self.process = subprocess.Popen(
             [*module_command("jaxfl.cli.worker"), json.dumps(arguments)],
             stdin=subprocess.PIPE,

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from jaxfl.cli import sweep as cli_sweep
 from jaxfl.cli import workers
 from jaxfl.cli.app import main
 from tests.messages import mentions
@@ -74,6 +75,14 @@ def children_of(process):
         return [int(number) for number in file.read().split()]
 
 
+def is_alive(number):
+    try:
+        with open(f"/proc/{number}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"  # nobody may have waited for it
+    except OSError:
+        return False
+
+
 def wait_for(condition, seconds=120):
     until = time.monotonic() + seconds
     while not (found := condition()):
@@ -105,7 +114,30 @@ def test_a_sweep_that_is_stopped_goes_on_by_the_same_command(number, tmp_path):
     told = running.communicate(timeout=300)[1]
     assert running.returncode == 128 + number, told
     assert not any(os.path.exists(f"/proc/{one}") for one in workers_of_it)
+    assert "Traceback" not in told
     assert not list(tmp_path.glob("*/seed-*/summary.json")) and told.count("continues from there") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="children are read from /proc")
+def test_workers_end_with_a_sweep_that_is_killed(tmp_path):
+    """Within a few seconds, and what they have made is saved."""
+    running = start(tmp_path, "--rounds", "1000000", "--seeds", "0,1", "--eval-every", "20")
+    wait_for(lambda: len(list(tmp_path.glob("*/seed-*/history.jsonl"))) == 2)
+    workers_of_it = children_of(running)
+    running.kill()
+    running.communicate(timeout=60)
+    wait_for(lambda: not any(map(is_alive, workers_of_it)), 60)
+    assert len(list(tmp_path.glob("*/seed-*/checkpoint.npz"))) == 2
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyError("of a user's method")])
+def test_what_ends_a_run_is_told_and_the_run_is_not_tried_again(error, monkeypatch):
+    def run_missing(*_):
+        raise error
+
+    monkeypatch.setattr(cli_sweep, "_run_missing", run_missing)
+    assert str(error) in cli_sweep.answer("run", "fedavg", None, [], False)["error"]
 
 
 @pytest.mark.parametrize("jobs", ["0", "-1", "two", ""])
