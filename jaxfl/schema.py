@@ -192,8 +192,10 @@ def is_known(value: Any) -> bool:
     """Returns whether a number has a value: inside a trace that of a `Traceable` option is not known.
 
     >>> import jax
-    >>> is_known(0.1), jax.jit(lambda value: is_known(value) + 0 * value)(0.1).item()
-    (True, 0.0)
+    >>> known = []
+    >>> jax.eval_shape(lambda value: known.append(is_known(value)), 0.1)
+    >>> is_known(0.1), known
+    (True, [False])
     """
     return all(base.__name__ != "Tracer" for base in type(value).__mro__)  # JAX's, which is not imported for a name
 
