@@ -695,6 +695,7 @@ def _label_federations(lines: Sequence[Line]) -> list[str]:
         alike = [other for other in facts if other.get("data") == own.get("data")]
         differing = [name for name, value in own.items() if any(other.get(name) != value for other in alike)]
         words = [f"{name.removeprefix('data.')}={own[name]}".replace(" ", "") for name in differing]
+        words = list(dict.fromkeys(words))  # num_clients is an option of the data and a fact of the run
         if len(alike) > 1 and sum(other == own for other in alike) > 1:  # the same by name and options
             words += [next(iter(group[0].fingerprints().values()))[-8:]]
         labels.append(" ".join([str(own.get("data", "data")), *words]))

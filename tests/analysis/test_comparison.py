@@ -5,6 +5,7 @@ import math
 import os
 import re
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pandas
@@ -21,6 +22,7 @@ from jaxfl.jobs import job
 from jaxfl.jobs.job import Job
 from jaxfl.plots.curves import curves
 from jaxfl.settings import options
+from jaxfl.simulation.records.history import History
 from tests.messages import mentions
 
 FILES = ("config.json", "summary.json")
@@ -732,3 +734,15 @@ def test_usual_values_are_in_no_name(tmp_path):
         complete = options.route(method, "rotated-digits", **given).complete()
         write(tmp_path / str(place), 0, 0.5, method, complete, data="rotated-digits")
     assert list(finished.read_runs([tmp_path])[0]) == ["perfedavg", "fedavg", "fedavg finetune=2"]
+
+
+def test_a_fact_that_is_an_option_too_is_once_in_the_name_of_a_federation():
+    def run(count):
+        facts = {"seed": 0, "data": "iid-digits", "num_clients": count, "fingerprint": f"iid-digits-{count}"}
+        history = History()
+        history.append({"round": 1, "micro_accuracy": 0.5, "bytes_up": 1, "bytes_down": 1})
+        summary = facts | {"micro_accuracy": 0.5, "options": {"data.num_clients": count}}
+        return SimpleNamespace(history=history, summary=summary)
+
+    found = compare_by_data({"fedavg": [run(8), run(12)]})
+    assert list(found.parts) == ["iid-digits num_clients=8", "iid-digits num_clients=12"]
