@@ -131,6 +131,18 @@ def test_workers_end_with_a_sweep_that_is_killed(tmp_path):
     assert len(list(tmp_path.glob("*/seed-*/checkpoint.npz"))) == 2
 
 
+@pytest.mark.slow
+def test_a_method_may_print(tmp_path):
+    """It does not answer in place of the worker, and reads no requests."""
+    (tmp_path / "mine.py").write_text(
+        "import sys\nimport jaxfl\n\n\ndef make(task, local):\n    print(chr(34))\n    assert not sys.stdin.read()\n"
+        "    return jaxfl.methods.fedavg(task, local)\n"
+    )
+    method = f"{tmp_path / 'mine.py'}:make"
+    assert sweep(method, *SMALL, "--rounds", 1, "--out", tmp_path / "runs", "--jobs", "2", "--seeds", "0,1") == 0
+    assert len(list(tmp_path.glob("runs/*/seed-*/summary.json"))) == 2
+
+
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyError("of a user's method")])
 def test_what_ends_a_run_is_told_and_the_run_is_not_tried_again(error, monkeypatch):
     def run_missing(*_):
