@@ -220,7 +220,7 @@ class Line(NamedTuple):
 
     def fingerprints(self) -> dict[int, str]:
         """Returns what identifies the federation of each run, by seed, for the runs that have it."""
-        return {seed: run.summary[FINGERPRINT] for seed, run in self.runs.items() if FINGERPRINT in run.summary}
+        return {seed: run.summary[FINGERPRINT] for seed, run in self.runs.items() if run.summary.get(FINGERPRINT)}
 
     def facts(self) -> dict[str, Any]:
         """Returns what is known of the federation and the budget of the runs, by the names of options."""

@@ -20,7 +20,6 @@ from jaxfl.simulation.evaluation.evaluate import evaluation_sample
 from jaxfl.simulation.evaluation.metrics import Evaluation, numbers_phrase
 from jaxfl.simulation.prepared import Prepared
 from jaxfl.simulation.progress import has_rows_file, restore_state
-from jaxfl.simulation.records import checkpoint
 from jaxfl.simulation.records.checkpoint import Saved
 from jaxfl.simulation.records.directory import CONFIG, HISTORY, RunDirectory
 from jaxfl.simulation.records.history import History, read_back
@@ -171,7 +170,12 @@ class LoadedRun(TrainedRun):
 
     @functools.cached_property
     def _newest(self) -> Saved | None:
-        return checkpoint.newest(self.path)
+        saved = RunDirectory(self.path).newest()
+        identity = {} if saved is None else saved.header["identity"]
+        seed, cohort = identity.get("seed"), identity.get("cohort")
+        if saved and not (type(seed) is int and type(cohort) in (int, float) and cohort > 0):
+            raise ValueError(f"{saved.path} must name the seed and the cohort of a run, got {seed!r} and {cohort!r}.")
+        return saved
 
     @property
     def _saved(self) -> Saved:

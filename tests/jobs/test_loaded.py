@@ -520,3 +520,18 @@ def test_the_command_of_a_run_that_was_ended_makes_as_many_rounds(tmp_path):
     assert kept.summary["rounds"] == 4
     page = (tmp_path / "a" / "index.html").read_text(encoding="utf-8")
     assert "--rounds 4 --cohort 4 --seed 0 --eval-every 2 " in page
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [{"identity": []}, {"identity": {}}, {"cohort": -1}, {"cohort": "all"}, {"seed": None}, {"round": "2"}],
+    ids=str,
+)
+def test_a_header_of_no_run_is_refused_by_the_name_of_its_file(forged, finished, tmp_path):
+    shutil.copytree(finished[0], tmp_path / "run")
+    saved = checkpoint.load(tmp_path / "run" / checkpoint.NAME)
+    identity = forged.get("identity", saved.header["identity"] | forged)
+    header = saved.header | {"identity": identity} | {name: n for name, n in forged.items() if name == "round"}
+    checkpoint.save(tmp_path / "run", saved.arrays, header)
+    with pytest.raises(ValueError, match=mentions(str(tmp_path / "run" / checkpoint.NAME))):
+        _ = jaxfl.load(tmp_path / "run").state

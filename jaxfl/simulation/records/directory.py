@@ -323,14 +323,23 @@ class RunDirectory:
             ValueError: as in `open`, but for its history.
         """
         self._refuse_unless_free(resume)
-        saved = checkpoint.newest(self.path)
+        saved = self.newest()
         if saved is not None:
-            if not all(isinstance(saved.header.get(name), kind) for name, kind in HEADER_TYPES.items()):
-                raise ValueError(f"{saved.path} is not the checkpoint of a run; remove it or choose another directory.")
             held, wanted = (one | dict.fromkeys(MACHINE_OPTIONS) for one in (saved.header["identity"], identity))
             if FIELDS not in held:  # a run of an older version
                 wanted.pop(FIELDS, None)
             self._refuse_another(held, wanted)
+        return saved
+
+    def newest(self) -> Saved | None:
+        """Returns the newest checkpoint, None without one.
+
+        Raises:
+            ValueError: it is damaged, or not that of a run.
+        """
+        saved = checkpoint.newest(self.path)
+        if saved and not all(isinstance(saved.header.get(name), kind) for name, kind in HEADER_TYPES.items()):
+            raise ValueError(f"{saved.path} is not the checkpoint of a run; remove it or choose another directory.")
         return saved
 
     def checked_rounds_done(self, identity: dict[str, Any], *, resume: bool) -> int:
