@@ -186,7 +186,7 @@ def check(whole: Path, seed: int, index: int) -> Outcome:
         try:
             what = compare_case(runs, folder)
             kept = jaxfl.load(runs[0])
-            len(kept.history), repr(kept)
+            _ = len(kept.history), repr(kept)
             with contextlib.suppress(ValueError):
                 _ = kept.job
                 what = "a file was executed without trust"

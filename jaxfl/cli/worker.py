@@ -50,7 +50,7 @@ def _end_with(parent: int) -> None:
 
 def _take_pipes() -> tuple[TextIO, TextIO]:
     """Returns the pipes of requests and of answers; what a user's method prints goes to standard error instead."""
-    requests, answers = (open(os.dup(one), mode, encoding="utf-8") for one, mode in ((0, "r"), (1, "w")))  # noqa: SIM115
+    requests, answers = os.fdopen(os.dup(0), "r", encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)

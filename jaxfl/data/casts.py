@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 COARSE = 1e-3  # largest rounding error, as a share of the range of a column
-SAMPLE = (
-    1 << 12
-)  # rows, fewer of many columns, in which merged values are counted: of a million values, some merge by chance
+# Rows, fewer of many columns, in which merged values are counted: of a million values, some merge by chance.
+SAMPLE = 1 << 12
 LOST = 0.05  # share of different values that may merge, for the same reason
 BLOCK = 1 << 22  # values that are compared at once
 

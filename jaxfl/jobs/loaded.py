@@ -173,7 +173,7 @@ class LoadedRun(TrainedRun):
         saved = RunDirectory(self.path).newest()
         identity = {} if saved is None else saved.header["identity"]
         seed, cohort = identity.get("seed"), identity.get("cohort")
-        if saved and not (type(seed) is int and type(cohort) in (int, float) and cohort > 0):
+        if saved and not (isinstance(seed, int) and isinstance(cohort, (int, float)) and cohort > 0):
             raise ValueError(f"{saved.path} must name the seed and the cohort of a run, got {seed!r} and {cohort!r}.")
         return saved
 
