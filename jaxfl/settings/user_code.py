@@ -68,7 +68,12 @@ def file_checksum(path: Path) -> str:
 
 def file_sha256(path: Path) -> str:
     """Returns the SHA-256 of a file's content."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return sha256(path.read_bytes())
+
+
+def sha256(content: bytes) -> str:
+    """Returns the SHA-256 of some bytes as text."""
+    return hashlib.sha256(content).hexdigest()
 
 
 Trust = bool | str | os.PathLike | Sequence[str | os.PathLike]
@@ -110,19 +115,22 @@ def trusted_file(folder: Path, owner: str, address: str, config: Mapping[str, An
             f"{run}, which is executed only if you trust it; read it, then give trust=True for the copy in the folder, "
             "or trust=PATH for your own file."
         )
+    copy = path is None
     if path is None:
         path = folder / file
         if file != Path(file).name or path.resolve().parent != folder.resolve():
             raise ValueError(f"{run}, which is outside the folder; give trust=PATH for your own file.")
-        _copies.add(path.resolve())
-    recorded, checksum = config.get(f"{owner}_sha256"), file_sha256
+    recorded, checksum = config.get(f"{owner}_sha256"), sha256
     if recorded is None:  # of an older version
-        recorded, checksum = config.get(f"{owner}_checksum"), file_checksum
-    if not path.is_file() or checksum(path) != recorded:
+        recorded, checksum = config.get(f"{owner}_checksum"), crc
+    content = path.read_bytes() if path.is_file() else None
+    if content is None or checksum(content) != recorded:
         raise ValueError(
             f"{run}, which has changed, and {str(path)!r} is no copy of it as it was; put it back, or give trust=PATH "
             "for your own file as it was."
         )
+    if copy:
+        _copies[path.resolve()] = sha256(content)
     return path
 
 
@@ -133,7 +141,10 @@ def load(address: str) -> Any:
         ValueError: there is no such file, it cannot be executed, or it has no such name.
     """
     path, name = address_file(address), address.rpartition(":")[2]
-    module = _module(path.resolve(), path.read_bytes())
+    content = path.read_bytes()
+    if _copies.get(path.resolve(), sha256(content)) != sha256(content):
+        raise ValueError(f"{path} has changed since it was checked; load the run again.")
+    module = _module(path.resolve(), content)
     if not hasattr(module, name):
         names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise ValueError(f"{path} has no {quoted(name)}{did_you_mean(name, names)}")
@@ -175,7 +186,7 @@ def one_line_errors(name: str, remedy: str) -> Iterator[None]:
 
 
 _executed: set[str] = set()  # paths of the executed files
-_copies: set[Path] = set()  # paths of trusted copies in folders of runs, whose neighbours are not trusted
+_copies: dict[Path, str] = {}  # SHA-256 of trusted copies in folders of runs, whose neighbours are not trusted
 
 
 class _SourceLoader(importlib.machinery.SourceFileLoader):

@@ -259,3 +259,12 @@ def test_what_lies_beside_a_trusted_copy_is_not_executed(made, stranger, monkeyp
     with pytest.raises(ValueError, match=mentions("helper", "beside a copy", "trust=PATH")):
         USES["job"](jaxfl.load(stranger, trust=True))
     assert "planted" not in ran()
+
+
+def test_a_copy_that_changes_after_its_check_is_not_executed(stranger):
+    config = json.loads((stranger / "config.json").read_text())
+    path = user_code.trusted_file(stranger, "method", "mine.py:average", config, True)
+    path.write_text(EVIL)
+    with pytest.raises(ValueError, match=mentions(str(path))):
+        user_code.load(f"{path}:average")
+    assert ran() == ""
