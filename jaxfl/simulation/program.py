@@ -279,7 +279,7 @@ def compile_rounds(
     held, available = plan.copies * tree.num_bytes(state), least(available_bytes())
     needed = held + plan.copies * program_bytes(compiled)
     if available is None or needed <= available:
-        return functools.partial(compiled, *given)
+        return functools.partial(compiled, *given) if given else compiled
     problem = f"the run needs about {needed / 1e9:.1f} GB beside its data and {available / 1e9:.1f} GB are free"
     alone = "" if plan.copies == 1 else f"devices=1 (each of {plan.copies} cores has all of it), "
     if held <= available:
