@@ -32,15 +32,33 @@ def histories(folder):
     }
 
 
+ON_TWO_CORES = f"""
+import os, sys
+os.sched_setaffinity(0, {workers.usable_cores()[:2]})
+os.execv(sys.executable, [sys.executable, "-m", "jaxfl", *sys.argv[1:]])
+"""
+
+
 def run_sweep(folder, *words):
     """Returns the exit status and the messages of a sweep in a process of two cores."""
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     ended = subprocess.run(
-        [sys.executable, "-m", "jaxfl", "sweep", "fedavg,fedprox", *SMALL, "--rounds", "2", "--out", folder, *words],
+        [
+            sys.executable,
+            "-c",
+            ON_TWO_CORES,
+            "sweep",
+            "fedavg,fedprox",
+            *SMALL,
+            "--rounds",
+            "2",
+            "--out",
+            folder,
+            *words,
+        ],
         env=environment,
         capture_output=True,
         text=True,
-        preexec_fn=lambda: os.sched_setaffinity(0, workers.usable_cores()[:2]),
     )
     return ended.returncode, ended.stderr
 
