@@ -500,7 +500,7 @@ def test_a_folder_is_of_one_run_or_of_seeds(tmp_path, never_compiles):
     for folder in (single, both / "seed-0", both / "seed-1"):
         folder.mkdir(parents=True)
         (folder / "history.jsonl").write_text("")
-    (both / "summary.json").write_text('{"seeds": [0, 1]}')
+    (both / "summary.json").write_text('{"seeds": [0, 1], "rounds": {"mean": 1.0, "std": 0.0}}')
     command = ["run", "fedavg", *SMALL, "--rounds", "1"]
     for again in ([], ["--resume"]):
         assert re.search(
