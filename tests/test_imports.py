@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 # From the ground up: a module imports its own room and the floors below, not the other rooms of its floor.
 FLOORS = (
     ("operating_system",),
-    ("bounded", "files", "hyperparameters", "schema", "text", "typing"),
+    ("bounded", "files", "schema", "text", "typing"),
     ("random", "tree"),
     ("cohort",),
     ("models", "data"),

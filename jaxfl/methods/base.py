@@ -26,7 +26,7 @@ import numpy as np
 from jaxfl import tree
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
-from jaxfl.hyperparameters import Hyperparameters
+from jaxfl.methods.hyperparameters import Hyperparameters
 from jaxfl.schema import function_options
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params

@@ -18,8 +18,8 @@ from jaxfl import data as federations
 from jaxfl import sampling
 from jaxfl.cohort import Cohort, Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
-from jaxfl.hyperparameters import attach
 from jaxfl.methods import METHODS, Method
+from jaxfl.methods.hyperparameters import attach
 from jaxfl.methods.scheduled import scheduled
 from jaxfl.models import MODELS
 from jaxfl.models.adapters import Network

@@ -21,8 +21,8 @@ from jaxfl import engine, sampling, tree
 from jaxfl.client.fast import coordinates
 from jaxfl.cohort import Cohort, Plan, default_mesh
 from jaxfl.data.clients import FederatedData
-from jaxfl.hyperparameters import hyperparameters_of
 from jaxfl.methods.base import Info, Method
+from jaxfl.methods.hyperparameters import hyperparameters_of
 from jaxfl.operating_system import peak_memory
 from jaxfl.sampling import Sampler
 from jaxfl.simulation.processes import least

@@ -7,8 +7,8 @@ import optax
 import pytest
 
 import jaxfl
-from jaxfl.hyperparameters import Hyperparameters, attach, hyperparameters_of
 from jaxfl.methods import METHODS
+from jaxfl.methods.hyperparameters import Hyperparameters, attach, hyperparameters_of
 from jaxfl.schema import function_options
 from jaxfl.settings import options
 from jaxfl.testing.small import case_options, federation, linear_task, small_cohort

@@ -10,8 +10,8 @@ from jaxfl import tree
 from jaxfl.client.conduct import without_conditions
 from jaxfl.client.training import local_train
 from jaxfl.data.clients import FederatedData
-from jaxfl.hyperparameters import Hyperparameters
 from jaxfl.methods.base import Method
+from jaxfl.methods.hyperparameters import Hyperparameters
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import check_type
 from jaxfl.typing import Array, Key, Params
