@@ -431,7 +431,6 @@ def test_slots_grow_for_those_who_join(trained, key):
     assert int(info.num_clusters) == 6 and later.cluster.tolist() == after.cluster.tolist()
 
 
-@pytest.mark.rotating
 def test_who_leaves_leaves_no_trace_but_in_models(trained, key):
     method, state, _ = trained
     after = leave(state, [2])
