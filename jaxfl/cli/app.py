@@ -288,7 +288,7 @@ def sweep_command(
             envvar="JAXFL_JOBS",
             metavar="N|auto",
         ),
-    ] = "auto",
+    ] = "1",
     quiet: Quiet = False,
 ) -> None:
     """Train several methods with several values of options and several seeds, and compare them.
