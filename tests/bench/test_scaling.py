@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -161,7 +162,7 @@ def test_seeds_share_programs_as_in_a_run(monkeypatch):
 
 
 def test_a_process_that_dies_says_why(monkeypatch):
-    monkeypatch.setattr(module.sys, "executable", "false")
+    monkeypatch.setattr(sys, "executable", "false")
     assert list(module._process("{}")) == [{"failed": "ended with exit code 1"}]
 
 
