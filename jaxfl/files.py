@@ -87,7 +87,7 @@ def signature(command: str) -> str:
     return f"Written by jaxfl {command}"
 
 
-def check_output(path: Path, argument: str, mark: str) -> None:
+def check_output(path: Path, argument: str, mark: str, flag: str | None = None) -> None:
     """Checks, before anything is computed, that a file may be written: it is new, or was written by the same command.
 
     Args:
@@ -95,9 +95,10 @@ def check_output(path: Path, argument: str, mark: str) -> None:
         argument: the caller's name for it, which errors begin with.
         mark: a `signature`, which is in the first two lines of a file of the command or in the metadata of a picture,
             or the first columns of a table, with which it begins.
+        flag: of the command line, with which it may be replaced; it was not given. None needs no flag.
 
     Raises:
-        ValueError: it is a folder, its folder does not exist, or it is another file.
+        ValueError: it is a folder, its folder does not exist, it is another file, or the flag is missing.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -120,6 +121,11 @@ def check_output(path: Path, argument: str, mark: str) -> None:
         raise ValueError(
             f"{argument} must be a new file, or one that the same command wrote, got {str(path)!r}, which {what}; "
             "choose another name, or move that file away."
+        )
+    if not new and flag is not None:
+        raise ValueError(
+            f"{argument} must be a new file, got {str(path)!r}, which may have been edited since it was written; add "
+            f"{flag}, or choose another name."
         )
 
 

@@ -41,7 +41,7 @@ COMMANDS: dict[str, list[str]] = {  # in the folder of a case; {base} has finish
     "run": ["run", "ifca", *SMALL, "--set", "num_clusters=2", "--eval-every", "1", "--out", "a", "--resume"],
     "html": ["run", "fedavg", *SMALL, "--eval-every", "4", "--out", "a", "--resume", "--html", "--log", "csv"],
     "sweep": ["sweep", "fedavg,local", *SMALL, "--seeds", "0,1", "--out", "a", "--html"],
-    "compare": ["compare", "{base}", *TABLES],
+    "compare": ["compare", "{base}", *TABLES, "--replace"],
     "data": ["data", "digits", "--save", "d.npz"],
     "federation": ["data", "iid-digits", "--save", "d", "--plot"],
     "export": ["-c", EXPORT],

@@ -111,14 +111,14 @@ def read_runs(
         histories = sorted(
             one for one in folder.rglob(HISTORY) if one.parent == folder or not (one.parent.parent / HISTORY).exists()
         )
-        ended, found, damaged = [one.parent for one in histories if (one.parent / SUMMARY).exists()], {}, []
+        ended, found, damaged = [one.parent for one in histories if (one.parent / SUMMARY).exists()], {}, {}
         for path in ended:
             try:
                 if not (run := _read_run(path)).is_unfinished:
                     found[real_path(path)] = run
             except (OSError, ValueError) as error:
-                damaged.append(error)
-        refused += damaged
+                damaged[path] = error
+        refused += damaged.values()
         if not found and not damaged:
             going = (
                 f"; {len(histories)} are not finished: --resume ends those of jaxfl run, and those of jaxfl.run are "
@@ -135,7 +135,9 @@ def read_runs(
             going_on.append(error)
             unfinished |= set() if histories else {folder}
         runs |= {place: run for place, run in found.items() if place not in runs}
-        unfinished |= {one.parent for one in histories if real_path(one.parent) not in found}
+        unfinished |= {
+            one.parent for one in histories if real_path(one.parent) not in found and one.parent not in damaged
+        }
     if not runs and (refused or going_on):
         raise [*refused, *going_on][0]
     for error in refused:  # the others are compared

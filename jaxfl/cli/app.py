@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from jaxfl.cli import completion, experiments, signals, streams
-from jaxfl.cli.errors import refuse_empty_words, refuse_setting, reported_errors
+from jaxfl.cli.errors import refuse_empty_words, refuse_setting, reported_errors, with_home
 
 SEEDS = "S,S,S-S"
 METHOD_HELP = "Name of a method ([bold]jaxfl methods[/] lists them), or [bold]FILE.py:FACTORY[/]."
@@ -45,6 +45,16 @@ EvalEvery = Annotated[
 CheckpointEvery = Annotated[
     int | None, typer.Option(help="Rounds between checkpoints. Default after every evaluation.", metavar="R")
 ]
+Loggers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--log", help="Log evaluations to csv, tensorboard, wandb or mlflow. Can be repeated.", metavar="NAME"
+    ),
+]
+Patience = Annotated[
+    int | None,
+    typer.Option(help="Stop a run after this many evaluations without an improvement.", metavar="PATIENCE"),
+]
 SetItems = Annotated[
     list[str] | None,
     typer.Option(
@@ -59,7 +69,7 @@ SetItems = Annotated[
 ]
 Clone = Annotated[
     Path | None,
-    typer.Option("--experiments", help="Clone of the repository. Default the one around this folder.", metavar="DIR"),
+    typer.Option("--experiments", help="Clone of the repository. Default the one that is installed.", metavar="DIR"),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results, warnings and errors only.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -94,7 +104,7 @@ class CommandGroup(TyperGroup):
         """
         with reported_errors():
             refuse_empty_words(args)
-        return super().parse_args(ctx, args)
+        return super().parse_args(ctx, with_home(args))
 
 
 app = typer.Typer(
@@ -169,14 +179,8 @@ def run_command(
     ] = False,
     eval_every: EvalEvery = None,
     checkpoint_every: CheckpointEvery = None,
-    log: Annotated[
-        list[str] | None,
-        typer.Option(help="Log evaluations to csv, tensorboard, wandb or mlflow. Can be repeated.", metavar="NAME"),
-    ] = None,
-    stop_early: Annotated[
-        int | None,
-        typer.Option(help="Stop after this many evaluations without an improvement.", metavar="PATIENCE"),
-    ] = None,
+    log: Loggers = None,
+    stop_early: Patience = None,
     time_limit: Annotated[
         str | None,
         typer.Option(
@@ -277,6 +281,16 @@ def sweep_command(
     eval_every: EvalEvery = None,
     checkpoint_every: CheckpointEvery = None,
     data_dir: DataDir = None,
+    log: Loggers = None,
+    stop_early: Patience = None,
+    time_limit: Annotated[
+        str | None,
+        typer.Option(
+            help="Stop the sweep after this time and keep what is made; the exit status is then 75, and the same "
+            "command continues.",
+            metavar="30m|2h|90s",
+        ),
+    ] = None,
     html: Annotated[
         bool, typer.Option("--html", help="Write index.html with all runs into --out, and one into each run's folder.")
     ] = False,
@@ -303,9 +317,10 @@ def sweep_command(
 
         given = {"data": data, "seeds": seeds, "rounds": rounds, "cohort": cohort}
         given |= {"eval_every": eval_every, "checkpoint_every": checkpoint_every}
-        complete = sweep(methods, given, items or (), data_dir, out, quiet, html, jobs)
-    if not complete:
-        raise typer.Exit(1)
+        given |= {"log": ",".join(log or ()) or None, "stop_early": stop_early, "time_limit": time_limit}
+        status = sweep(methods, given, items or (), data_dir, out, quiet, html, jobs)
+    if status:
+        raise typer.Exit(status)
 
 
 @app.command("plan", cls=SettingsCommand)
@@ -376,6 +391,9 @@ def compare_command(
         str | None,
         typer.Option(help="[bold]data[/]: methods x data sets, with a column for each data set.", metavar="data"),
     ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace files that an earlier comparison has written, edited ones too.")
+    ] = False,
 ) -> None:
     """Compare finished runs: mean and standard deviation over seeds, paired differences, cost.
 
@@ -386,7 +404,7 @@ def compare_command(
         from jaxfl.cli.compare import compare_runs
 
         files = {"markdown": markdown, "latex": latex, "csv": csv}
-        compare_runs(folders, metric or (), target, files, plot, html, label or (), columns, by)
+        compare_runs(folders, metric or (), target, files, plot, html, label or (), columns, by, replace=replace)
 
 
 @app.command("methods")

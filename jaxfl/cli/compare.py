@@ -229,6 +229,8 @@ def compare_runs(
     labels: Sequence[str] = (),
     columns: str | None = None,
     by: str | None = None,
+    *,
+    replace: bool = False,
 ) -> None:
     """Prints the table of some runs, and writes it, a picture and a page.
 
@@ -242,6 +244,7 @@ def compare_runs(
         labels: `ROW=TEXT`, as `row_labels` takes them.
         columns: of the table, `NAME,NAME,...`; None shows all.
         by: `"data"` writes a column for each federation; None a row for each setting.
+        replace: whether files that an earlier comparison has written are replaced.
 
     Raises:
         ValueError: a file cannot be written, is another one, or is of two of them; or as `finished.read_runs`,
@@ -255,7 +258,8 @@ def compare_runs(
     for option, path in {**files, "plot": plot, "html": html}.items():
         if path is None:
             continue
-        check_output(path, f"--{option}", CSV_START if option == "csv" else signature(COMMAND))
+        mark = CSV_START if option == "csv" else signature(COMMAND)
+        check_output(path, f"--{option}", mark, None if replace else "--replace")
         if (other := asked.setdefault(real_path(path), option)) != option:
             raise ValueError(f"--{option} must be another file than --{other}, got {str(path)!r}; rename one of them.")
     if plot is not None and plot.suffix.lower() not in PICTURE_SUFFIXES:

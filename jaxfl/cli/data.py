@@ -79,7 +79,9 @@ def show_data(request: DataRequest, out: "Console", err: "Console") -> None:
     if request.pictures is not None and request.pictures.is_dir():
         for path in picture_paths(name, request.pictures).values():
             check_output(path, "--plot", signature("data"))
-    if request.save is not None and folder is None:
+    if folder is not None:
+        federations.stored.check_folder(folder)
+    elif request.save is not None:
         check_save(name, chosen, data_dir, request.save)
     if request.download:
         for source in source_names(name, chosen):

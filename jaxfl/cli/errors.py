@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.metadata
+import os
 import re
 import shlex
 import sys
@@ -103,6 +104,19 @@ def refuse_empty_words(words: Sequence[str]) -> None:
                 remedy = f'give a value ("." is the current folder), or leave {flag} out'
                 raise ValueError(f'{flag} must not be empty, got ""; {remedy}.')
             raise ValueError(f'an argument must not be empty, got "" after {shlex.quote(flag)}; leave it out.')
+
+
+def with_home(words: Sequence[str]) -> list[str]:
+    """Returns the words of a command line with the user's folder in place of a `~` that the shell has left.
+
+    A shell replaces it at the beginning of a word without quotes alone, and not in `--out=~/a`.
+
+    >>> words = with_home(["run", "--out=~/a", "--set", "weights=~/b", "--label", "a=~b"])
+    >>> [word.replace(os.path.expanduser("~"), "HOME") for word in words]
+    ['run', '--out=HOME/a', '--set', 'weights=HOME/b', '--label', 'a=~b']
+    """
+    home = re.compile(r"^((?:--[a-z-]+=)?(?:[\w.:]+=)?)~(?=/|$)")  # behind a flag, or the key of an option
+    return [home.sub(lambda found: found[1] + os.path.expanduser("~"), word) for word in words]
 
 
 def refuse_setting(flag: str, words: Sequence[str]) -> None:

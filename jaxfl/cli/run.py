@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import re
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,7 @@ def run(
     else:
         job.check(jobs[0])
     limit = None if time_limit is None else TimeLimit(parse_duration(time_limit))
-    callbacks = callback_factory(log, stop_early, limit, jobs)
+    callbacks = callback_factory(log, stop_early, [] if limit is None else [limit], jobs)
     summaries = run_jobs(jobs, several=several, quiet=quiet, make_callbacks=callbacks, html=html)
     print_results(jobs, summaries, out, several=several, quiet=quiet, html=html)
     if limit is not None and limit.reached and out is not None:
@@ -111,14 +112,14 @@ def run(
 
 
 def callback_factory(
-    log: Sequence[str], stop_early: int | None, limit: TimeLimit | None, jobs: Sequence[Job]
+    log: Sequence[str], stop_early: int | None, limits: Sequence[Callback], jobs: Sequence[Job]
 ) -> CallbackFactory:
     """Returns a function that creates the callbacks of the jobs of one program.
 
     Args:
         log: names of `LOGGERS`.
         stop_early: evaluations without a better value of the task's main metric; None never ends a run.
-        limit: of each run, or None.
+        limits: callbacks that end runs after some time.
         jobs: all jobs of the command.
 
     Raises:
@@ -130,6 +131,9 @@ def callback_factory(
         check_name("log", name, LOGGERS)
         if name in FOLDER_LOGGERS and jobs[0].out is None:
             raise ValueError(f"log={name} writes into the folder of the run; add --out DIR.")
+        for one in jobs if name == "csv" else ():
+            if (table := Path(f"{one.out}/{LOG}")).exists():
+                loggers.csv(table)  # which refuses another file
         loggers.check_installed(name)
     if stop_early is not None and stop_early < 1:
         raise ValueError(f"stop_early must be at least 1 evaluation, got {stop_early}; leave it out to run all rounds.")
@@ -137,7 +141,7 @@ def callback_factory(
     def create(group: Sequence[Job]) -> list[Callback]:
         logs = [_SeedLoggers(LOGGERS[name], group) for name in log]
         stops = [] if stop_early is None else [EarlyStopping(stop_early)]
-        return [*logs, *stops, *([] if limit is None else [limit])]
+        return [*logs, *stops, *limits]
 
     return create
 
@@ -168,6 +172,25 @@ def _created_at_first_event(create: Callable[[], Callback]) -> Callback:
 def _run_label(job: Job) -> str:
     """Returns the name of a run in a logger: method, data and seed."""
     return f"{job.identity()['method']} on {job.settings.data_name}, seed {job.seed}"
+
+
+class Deadline:
+    """A callback that ends a run when the time of its sweep is over.
+
+    Args:
+        until: by `time.monotonic`, whose clock all processes of a machine share; None is never.
+    """
+
+    def __init__(self, until: float | None):
+        self.until = until
+
+    def __call__(self, event: Event) -> bool:
+        """Returns whether to end the run."""
+        return self.is_over()
+
+    def is_over(self) -> bool:
+        """Returns whether the time is over."""
+        return self.until is not None and time.monotonic() >= self.until
 
 
 def parse_duration(text: str) -> float:

@@ -14,8 +14,18 @@ from typing import Any, NamedTuple
 from jaxfl.cli import run_page, workers
 from jaxfl.cli.compare import COMMAND, print_comparison
 from jaxfl.cli.plan import footprint_of
-from jaxfl.cli.run import parse_seeds, rounds_and_cohort, run_jobs
+from jaxfl.cli.run import (
+    LOG,
+    CallbackFactory,
+    Deadline,
+    callback_factory,
+    parse_duration,
+    parse_seeds,
+    rounds_and_cohort,
+    run_jobs,
+)
 from jaxfl.cli.run_page import PAGE
+from jaxfl.cli.signals import TRY_AGAIN
 from jaxfl.cli.tables.console import print_parts, stderr, stdout
 from jaxfl.data.bounded import check_nesting
 from jaxfl.files import check_output, signature
@@ -36,9 +46,12 @@ FILE_KEYS = (
     "cohort",
     "eval_every",
     "checkpoint_every",
+    "log",
+    "stop_early",
+    "time_limit",
     "set",
 )  # of a file, beside the tables of methods
-LIST_KEYS = ("methods", "seeds")  # keys that may have several values
+LIST_KEYS = ("methods", "seeds", "log")  # keys that may have several values
 MAX_SETTINGS = 10_000
 POLL = 0.5  # seconds between looks at runs that other processes hold
 OptionValues = Mapping[str, Sequence[str]]
@@ -56,6 +69,22 @@ class GridPoint(NamedTuple):
     method: str
     items: tuple[str, ...]
     name: str
+
+
+class Making(NamedTuple):
+    """Output, callbacks and time limit of the runs of a sweep.
+
+    Attributes:
+        quiet: whether progress and notes are left out.
+        html: whether a page is written for each run.
+        callbacks: creates the callbacks of some runs; None is for none.
+        deadline: the end of the sweep.
+    """
+
+    quiet: bool
+    html: bool
+    callbacks: CallbackFactory | None = None
+    deadline: Deadline = Deadline(None)
 
 
 def grid_points(methods: Sequence[str], given: OptionValues) -> list[GridPoint]:
@@ -309,8 +338,8 @@ def sweep(
     quiet: bool,
     html: bool = False,
     jobs: str = "1",
-) -> bool:
-    """Runs what is missing of a sweep and prints the comparison; returns whether all runs are finished.
+) -> int:
+    """Runs what is missing of a sweep and prints the comparison.
 
     Args:
         methods: names of methods, comma-separated, or a TOML file.
@@ -321,6 +350,9 @@ def sweep(
         quiet: whether progress and notes are left out.
         html: whether a page of all runs is written into `out`, and one of each run into its folder.
         jobs: processes that make runs side by side: a number, or "auto", see `jaxfl.cli.workers`.
+
+    Returns:
+        The exit status: 0 if all runs are finished, 75 if the time was over before, else 1.
 
     Raises:
         ValueError: an argument is missing or not allowed.
@@ -333,7 +365,10 @@ def sweep(
         "out": str(out),
         "html": html,
     }
+    if (limit := read_arguments(arguments)[0].get("time_limit")) is not None:
+        arguments["until"] = time.monotonic() + parse_duration(limit)
     settings = jobs_of(arguments)
+    making = making_of(arguments, settings, quiet=quiet)
     if html and out.is_dir():
         check_output(out / PAGE, "--html", signature(COMMAND))
     settings, damaged = _without_damaged(settings)
@@ -341,19 +376,20 @@ def sweep(
         raise damaged[0]
     for runs in settings.values():
         job.check_jobs(runs, in_use=True)
-    missing = [name for name, runs in settings.items() if not all(_has_all_files(one, html) for one in runs)]
+    missing = [name for name, runs in settings.items() if not all(_is_made(one, html) for one in runs)]
     cells = [
         workers.Cell(name, one.seed)
         for name, jobs in settings.items()
         for one in sorted(jobs, key=lambda one: not one.begun())  # those that were started before come first
-        if not _has_all_files(one, html)
+        if not _is_made(one, html)
     ]
+    _tell_diverged(settings)
     if (count := workers.worker_count(jobs, len(cells))) > 1:
-        pool = workers.Pool(cells, arguments, count, fits=jobs == "auto", quiet=quiet)
+        pool = workers.Pool(cells, arguments, count, making.deadline, fits=jobs == "auto", quiet=quiet)
         pool.run()
         refused = list(pool.refused.values())
     else:
-        refused = _run_settings(settings, quiet, html)
+        refused = _run_settings(settings, making)
     if len(refused) == len(settings):
         raise refused[0]
     for name, runs in settings.items():
@@ -364,7 +400,22 @@ def sweep(
         print_comparison(finished, html=out / PAGE if html else None)
         if html and not quiet:
             print_parts(stdout(), f"page: {out / PAGE}")
-    return not damaged and all(_has_all_files(one, html) for runs in settings.values() for one in runs)
+    runs = [one for some in settings.values() for one in some]
+    if making.deadline.is_over() and (left := sum(not _is_made(one, html) for one in runs)):
+        text = f"the time is over with {left} of {len(runs)} runs not finished; the same command continues"
+        stderr().print(text, style="yellow", soft_wrap=True)
+        return TRY_AGAIN
+    return int(bool(damaged) or not all(_has_all_files(one, html) for one in runs))
+
+
+def _tell_diverged(settings: Mapping[str, Sequence[job.Job]]) -> None:
+    """Prints which runs have diverged before."""
+    for name, jobs in settings.items():
+        for one in jobs:
+            if one.done() is None and (reason := one.divergence()) is not None:
+                text = f"{workers.Cell(name, one.seed)}: diverged before, and is not made again: {reason} Remove "
+                text += f"{one.out} to make it anew."
+                stderr().print(text, style="yellow", soft_wrap=True, markup=False, highlight=False)
 
 
 def _without_damaged(settings: Mapping[str, Sequence[job.Job]]) -> tuple[dict[str, list[job.Job]], list[Exception]]:
@@ -394,16 +445,51 @@ def jobs_of(arguments: Mapping[str, Any]) -> dict[str, list[job.Job]]:
     Raises:
         ValueError: an argument is missing or not allowed.
     """
-    methods = arguments["methods"]
-    keys, values = read_sweep_file(Path(methods)) if methods.endswith(".toml") else ({"methods": methods}, {})
-    given = {name: value for name, value in arguments["given"].items() if value is not None}
-    values = merge_values(values, parse_values(arguments["items"]))
-    settings = _jobs_by_setting(keys | given, values, arguments["data_dir"], Path(arguments["out"]))
-    beside = run_page.FILES if arguments["html"] else ()
+    keys, values = read_arguments(arguments)
+    settings = _jobs_by_setting(keys, values, arguments["data_dir"], Path(arguments["out"]))
+    beside = ((LOG,) if "csv" in _loggers_of(keys) else ()) + (run_page.FILES if arguments["html"] else ())
     return {name: [one._replace(beside=beside) for one in jobs] for name, jobs in settings.items()}
 
 
-def answer(what: str, name: str, one: job.Job, tools: list[job.Tools], html: bool) -> dict[str, Any]:
+def read_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], OptionValues]:
+    """Returns the keys of a sweep as text, and its values of options, by file and command line.
+
+    Args:
+        arguments: as `jobs_of` takes them.
+
+    Raises:
+        ValueError: as `read_sweep_file` and `parse_values`.
+    """
+    methods = arguments["methods"]
+    keys, values = read_sweep_file(Path(methods)) if methods.endswith(".toml") else ({"methods": methods}, {})
+    given = {name: value for name, value in arguments["given"].items() if value is not None}
+    return keys | given, merge_values(values, parse_values(arguments["items"]))
+
+
+def _loggers_of(keys: Mapping[str, Any]) -> list[str]:
+    """Returns the names of the loggers of a sweep."""
+    return [name for name in keys.get("log", "").split(",") if name]
+
+
+def making_of(arguments: Mapping[str, Any], settings: Mapping[str, Sequence[job.Job]], *, quiet: bool) -> Making:
+    """Returns output, callbacks and time limit of the runs of a sweep.
+
+    Args:
+        arguments: as `jobs_of` takes them, and `until` as `Deadline` does.
+        settings: the runs.
+        quiet: whether progress and notes are left out.
+
+    Raises:
+        ValueError: as `jaxfl.cli.run.callback_factory`.
+    """
+    keys, deadline = read_arguments(arguments)[0], Deadline(arguments.get("until"))
+    runs = [one for jobs in settings.values() for one in jobs]
+    limits = [] if deadline.until is None else [deadline]
+    callbacks = callback_factory(_loggers_of(keys), runs[0].stop_early, limits, runs)
+    return Making(quiet, arguments["html"], callbacks, deadline)
+
+
+def answer(what: str, name: str, one: job.Job, tools: list[job.Tools], making: Making) -> dict[str, Any]:
     """Returns the answer of a worker to a request, see `jaxfl.cli.workers`.
 
     Args:
@@ -411,12 +497,13 @@ def answer(what: str, name: str, one: job.Job, tools: list[job.Tools], html: boo
         name: of the setting.
         one: the run.
         tools: of the setting, as `run_jobs` takes them.
-        html: whether a page is written for the run.
+        making: output, callbacks and time limit.
     """
     try:
         if what == "plan":
             return {"bytes": footprint_of(one, tools).total}
-        return {"held": bool(_run_missing(name, [one], tools, True, html))}
+        held = _run_missing(name, [one], tools, making)
+        return {"held": bool(held), "late": making.deadline.is_over() and not _is_made(one, making.html)}
     except (ValueError, OSError, MemoryError) as error:
         return {"error": str(error)}
     except Exception as error:  # of a user's method, which another process would come to as well
@@ -443,7 +530,7 @@ def _jobs_by_setting(
             raise ValueError(f"{name} must be given; write {remedy}.")
     numbers = {
         name: options.convert(name, keys[name], Option(name, REQUIRED, int)) if name in keys else None
-        for name in ("rounds", "eval_every", "checkpoint_every")
+        for name in ("rounds", "eval_every", "checkpoint_every", "stop_early")
     }
     rounds, share = rounds_and_cohort(keys["data"], numbers["rounds"], keys.get("cohort"))
     jobs, names = {}, {}
@@ -454,6 +541,7 @@ def _jobs_by_setting(
         settings = options.route(point.method, keys["data"], point.items)
         every, saved = numbers["eval_every"], numbers["checkpoint_every"]
         first = job.Job(settings, rounds, share, data_dir=data_dir, eval_every=every, checkpoint_every=saved)
+        first = first._replace(stop_early=numbers["stop_early"])
         folder = None if _has_runs_of(out / point.name, first) else _find_setting_folder(others, first)
         folder = out / point.name if folder is None else folder
         runs = [first._replace(seed=seed, out=folder / f"seed-{seed}") for seed in parse_seeds(keys.get("seeds", "0"))]
@@ -499,17 +587,22 @@ def _has_all_files(one: job.Job, html: bool) -> bool:
     return one.done() is not None and not _lacking(one, html)
 
 
-def _run_settings(settings: Mapping[str, Sequence[job.Job]], quiet: bool, html: bool) -> list[ValueError]:
+def _is_made(one: job.Job, html: bool) -> bool:
+    """Returns whether nothing is left to do for a run: it is finished with all its files, or has diverged."""
+    return _has_all_files(one, html) or (one.done() is None and one.divergence() is not None)
+
+
+def _run_settings(settings: Mapping[str, Sequence[job.Job]], making: Making) -> list[ValueError]:
     """Runs what is missing of all settings; returns the errors of those that were refused, which it prints.
 
     Runs that other processes hold are skipped; in the end, those that they have not completed are run.
     """
     waiting, refused, told = dict(settings), [], False
     tools: dict[str, list[job.Tools]] = {}
-    while waiting:
+    while waiting and not making.deadline.is_over():
         for name, jobs in list(waiting.items()):
             try:
-                waiting[name] = _run_missing(name, jobs, tools.setdefault(name, []), quiet, html)
+                waiting[name] = _run_missing(name, jobs, tools.setdefault(name, []), making)
             except ValueError as error:  # the other settings are run
                 refused.append(error)
                 waiting[name] = []
@@ -519,8 +612,8 @@ def _run_settings(settings: Mapping[str, Sequence[job.Job]], quiet: bool, html: 
         held = [one for jobs in waiting.values() for one in jobs]
         if held and not told:
             told = True
-            stderr(quiet=quiet).print(f"{len(held)} runs are made by other processes; this one waits for them")
-        while held and all(map(_is_held, held)):
+            stderr(quiet=making.quiet).print(f"{len(held)} runs are made by other processes; this one waits for them")
+        while held and all(map(_is_held, held)) and not making.deadline.is_over():
             time.sleep(POLL)
     return refused
 
@@ -535,17 +628,17 @@ def _is_held(one: job.Job) -> bool:
         return True
 
 
-def _run_missing(name: str, jobs: Sequence[job.Job], tools: list[job.Tools], quiet: bool, html: bool) -> list[job.Job]:
+def _run_missing(name: str, jobs: Sequence[job.Job], tools: list[job.Tools], making: Making) -> list[job.Job]:
     """Runs the jobs of a setting that are not complete; returns those that other processes hold.
 
     Args:
         name: of the setting.
         jobs: of each seed, checked.
         tools: of the setting, as `run_jobs` takes them.
-        quiet: whether progress and notes are left out.
-        html: whether a page is written for each run.
+        making: output, callbacks and time limit.
     """
-    missing, console = [one for one in jobs if not _has_all_files(one, html)], stderr(quiet=quiet)
+    quiet, html = making.quiet, making.html
+    missing, console = [one for one in jobs if not _is_made(one, html)], stderr(quiet=quiet)
     note = f"{len(missing)} of {len(jobs)} runs to make" if missing else "done"
     intervals = (one.evaluated() for one in jobs if one.done() is not None)
     other = [every for every in intervals if every is not None and every != jobs[0].eval_every]
@@ -557,10 +650,13 @@ def _run_missing(name: str, jobs: Sequence[job.Job], tools: list[job.Tools], qui
     for begun in (True, False):  # runs that were started before come first
         some = [one for one in missing if one.begun() is begun]
         for first in range(0, len(some), most):
+            if making.deadline.is_over():
+                return held
             with contextlib.ExitStack() as stack:
                 group = [_hold(one, stack, html, held) for one in some[first : first + most]]
                 if free := [one for one in group if one is not None]:
-                    run_jobs(free, several=True, quiet=quiet, html=html, shared=tools)
+                    callbacks = making.callbacks
+                    run_jobs(free, several=True, quiet=quiet, make_callbacks=callbacks, html=html, shared=tools)
     return held
 
 
@@ -581,7 +677,7 @@ def _hold(one: job.Job, stack: contextlib.ExitStack, html: bool, held: list[job.
     except FolderInUse:
         held.append(one)
         return None
-    if _has_all_files(one, html):  # another process has made it meanwhile
+    if _is_made(one, html):  # another process has made it meanwhile
         return None
     if one.done() is None:
         job.check(one)

@@ -1,4 +1,4 @@
-"""The process of a worker of a sweep, which `jaxfl.cli.workers` starts: `python -m jaxfl.cli.worker ARGUMENTS`."""
+"""The process of a worker of a sweep, which `jaxfl.cli.workers` starts."""
 
 import json
 import os
@@ -6,27 +6,26 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import TextIO
 
 from jaxfl.cli import signals, streams
 from jaxfl.cli.errors import reported_errors
-from jaxfl.cli.sweep import answer, jobs_of
+from jaxfl.cli.sweep import answer, jobs_of, making_of
 from jaxfl.simulation.devices import keep_programs, use_cores
 
 POLL = 1.0  # seconds between looks at the process that started this one
 
 
-def serve(arguments: Mapping[str, Any], requests: TextIO, answers: TextIO) -> None:
+def serve(requests: TextIO, answers: TextIO) -> None:
     """Makes the runs that requests name, and writes an answer for each.
 
     Args:
-        arguments: `methods`, `given`, `items`, `data_dir`, `out` and `html` as `jaxfl.cli.sweep.sweep` takes them,
-            `cores`, which the process keeps to, `cache`, whether it stores compiled programs, and `parent`, the id of
-            the process that started this one.
-        requests: a line for each.
+        requests: a line of JSON for each, after one with the arguments: `methods`, `given`, `items`, `data_dir`, `out`
+            and `html` as `jaxfl.cli.sweep.sweep` takes them, `cores`, which the process keeps to, `cache`, whether it
+            stores compiled programs, and `parent`, the id of the process that started this one.
         answers: a line for each.
     """
+    arguments = json.loads(requests.readline())
     threading.Thread(target=_end_with, args=(arguments["parent"],), daemon=True).start()
     if arguments["cores"] and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, arguments["cores"])  # before JAX starts its threads
@@ -34,10 +33,11 @@ def serve(arguments: Mapping[str, Any], requests: TextIO, answers: TextIO) -> No
     if arguments["cache"]:
         keep_programs()
     jobs, tools = jobs_of(arguments), {}
+    making = making_of(arguments, jobs, quiet=True)
     while line := requests.readline():
         what, name, seed = json.loads(line)
         one = next(one for one in jobs[name] if one.seed == seed)
-        found = answer(what, name, one, tools.setdefault(name, []), arguments["html"])
+        found = answer(what, name, one, tools.setdefault(name, []), making)
         print(json.dumps(found), file=answers, flush=True)
 
 
@@ -66,7 +66,7 @@ def main() -> None:
     signals.install()
     try:
         with reported_errors():
-            serve(json.loads(sys.argv[1]), *_take_pipes())
+            serve(*_take_pipes())
     except typer.Exit as ended:  # what there is to say is printed already
         sys.exit(ended.exit_code)
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxfl.cli.run import Deadline
 from jaxfl.cli.tables.console import stderr
 from jaxfl.operating_system import module_command
 from jaxfl.schema import quoted
@@ -100,7 +101,7 @@ class Worker:
         cache = jax.config.values["jax_compilation_cache_dir"] is not None
         arguments = {**arguments, "cores": list(cores), "cache": cache, "parent": os.getpid()}
         self.process = subprocess.Popen(
-            [*module_command("jaxfl.cli.worker"), json.dumps(arguments)],
+            module_command("jaxfl.cli.worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -114,13 +115,23 @@ class Worker:
         self.cell: Cell | None = None
         self._lines = threading.Thread(target=self._show_lines, daemon=True)
         self._lines.start()
+        with contextlib.suppress(OSError):  # it has ended: no request will be answered
+            self._send(arguments)  # not as an argument of the process, whose length the system limits
+
+    def _send(self, line: Any) -> None:
+        """Writes a line of JSON to the process.
+
+        Raises:
+            OSError: it has ended.
+        """
+        self._requests.write(json.dumps(line) + "\n")
+        self._requests.flush()
 
     def ask(self, what: str, cell: Cell) -> dict[str, Any] | None:
         """Returns the answer to a request; None where the process ends before."""
         self.cell = cell
         try:
-            self._requests.write(json.dumps([what, *cell]) + "\n")
-            self._requests.flush()
+            self._send([what, *cell])
             line = self._answers.readline()
         except OSError:
             line = ""
@@ -149,6 +160,7 @@ class Pool:
         cells: the runs, in the order in which they are begun.
         arguments: of the sweep, see `jaxfl.cli.worker`.
         count: the number of workers.
+        deadline: no run is begun when it is over.
         fits: whether there are fewer workers where the memory is too small for so many.
         quiet: whether progress is left out.
 
@@ -156,12 +168,21 @@ class Pool:
         refused: the error of each setting that was refused.
     """
 
-    def __init__(self, cells: Sequence[Cell], arguments: Mapping[str, Any], count: int, *, fits: bool, quiet: bool):
+    def __init__(
+        self,
+        cells: Sequence[Cell],
+        arguments: Mapping[str, Any],
+        count: int,
+        deadline: Deadline,
+        *,
+        fits: bool,
+        quiet: bool,
+    ):
         self.refused: dict[str, ValueError] = {}
         self._waiting, self._all = collections.deque(cells), len(cells)
         self._arguments, self._places, self._fits = arguments, Places.of(count), fits
         self._starts: collections.Counter[Cell] = collections.Counter()
-        self._done, self._quiet, self._ended = 0, quiet, False
+        self._done, self._quiet, self._ended, self._deadline = 0, quiet, False, deadline
         self._lock = threading.Lock()
         self._workers: dict[int, Worker] = {}
 
@@ -225,14 +246,15 @@ class Pool:
             elif answer is not None and answer.get("held"):
                 self._waiting.append(cell)  # another process makes it
                 time.sleep(POLL)
-            elif answer is not None:
+            elif answer is not None and not answer.get("late"):
                 self._report(cell, answer.get("error"))
         worker.close()
 
     def _next(self) -> Cell | None:
         """Returns the next run, or None."""
         with self._lock:
-            return self._waiting.popleft() if self._waiting and not self._ended else None
+            ended = self._ended or self._deadline.is_over()
+            return self._waiting.popleft() if self._waiting and not ended else None
 
     def _report(self, cell: Cell, error: str | None) -> None:
         """Prints that a run is made, or refused."""

@@ -9,6 +9,7 @@ diverged.
 
 import contextlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -69,8 +70,7 @@ def save(data: FederatedData, folder: str | Path) -> None:
     """
     check_no_drift("save", data)
     folder = Path(folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"save must be a new or empty folder, got {folder}; choose another.")
+    check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     arrays = _named_arrays(data)
     try:
@@ -84,6 +84,12 @@ def save(data: FederatedData, folder: str | Path) -> None:
             with contextlib.suppress(OSError):
                 (folder / f"{name}.npy").unlink()
         raise
+
+
+def check_folder(folder: Path) -> None:
+    """Raises ValueError if a federation cannot be saved in a folder, which must be new or empty."""
+    if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"save must be a new or empty folder, got {str(folder)!r}; choose another.")
 
 
 def write_header(folder: Path, data: FederatedData, arrays: Mapping[str, tuple[Any, tuple[int, ...]]]) -> None:

@@ -6,6 +6,7 @@ Python), `history.jsonl`, `clusters.jsonl` and the checkpoints (while it runs),
 """
 
 import contextlib
+import functools
 import json
 import os
 import statistics
@@ -28,10 +29,12 @@ from jaxfl.schema import check_type
 from jaxfl.settings import options, user_code
 from jaxfl.settings.removed import removed_in
 from jaxfl.simulation import processes
+from jaxfl.simulation.callbacks import EarlyStopping
 from jaxfl.simulation.evaluation.finetune import FineTune
 from jaxfl.simulation.program import shapes_of
 from jaxfl.simulation.progress import Diverged
-from jaxfl.simulation.records.directory import CONFIG, HISTORY, SUMMARY, FolderInUse, RunDirectory
+from jaxfl.simulation.records.directory import CONFIG, DIVERGED, HISTORY, SUMMARY, FolderInUse, RunDirectory
+from jaxfl.simulation.records.history import History
 from jaxfl.simulation.records.identity import DATA_CHECKSUM, FINGERPRINT, data_identity, federation_fingerprint
 from jaxfl.simulation.records.shared import directory_at
 from jaxfl.simulation.result import Callback, Result
@@ -47,7 +50,11 @@ DPI = 150  # of these
 
 
 class Job(NamedTuple):
-    """A run by names: settings, rounds, cohort, seed and folder; `beside` names files that the caller adds there."""
+    """A run by names: settings, rounds, cohort, seed and folder.
+
+    `beside` names files that the caller adds there. `stop_early` is the patience of `EarlyStopping`, where a run that
+    it has ended is finished.
+    """
 
     settings: options.Settings
     rounds: int
@@ -59,6 +66,7 @@ class Job(NamedTuple):
     out: Path | None = None
     resume: bool = False
     beside: tuple[str, ...] = ()
+    stop_early: int | None = None
 
     def config(self) -> dict[str, Any]:
         """Returns what `config.json` holds."""
@@ -97,9 +105,27 @@ class Job(NamedTuple):
         return self.out is not None and bool(RunDirectory(self.out).files())
 
     def done(self) -> dict[str, Any] | None:
-        """Returns the summary of the run in the folder; None if it has not finished all rounds."""
+        """Returns the summary of the run in the folder; None if it is not finished."""
         summary = None if self.out is None else RunDirectory(self.out).summary()
-        return summary if summary is not None and summary.get("rounds") == self.rounds else None
+        if summary is None or summary.get("rounds") == self.rounds or self._is_stopped_early(summary):
+            return summary
+        return None
+
+    def _is_stopped_early(self, summary: dict[str, Any]) -> bool:
+        """Returns whether early stopping has ended the run that has a summary, by its history."""
+        if self.stop_early is None or self.out is None or summary.get("rounds_asked") != self.rounds:
+            return False
+        records = History(self.out / HISTORY).records if (self.out / HISTORY).exists() else []
+        if summary.get("test_rows") is not None:  # the last evaluation was made again with all rows
+            records = [*records[:-1], *records[-2:-1]]
+        return EarlyStopping(self.stop_early).would_end(records, tuple(summary.get("lower_is_better", ())))
+
+    def divergence(self) -> str | None:
+        """Returns the reason why the run in the folder has diverged, so that making it again would, too; else None."""
+        config = None if self.out is None else RunDirectory(self.out).config()
+        found = (config or {}).get(DIVERGED, {})
+        same = found.get("rounds") == self.rounds and not RunDirectory(self.out or "").is_of_another(self.config())
+        return str(found.get("reason")) if same else None
 
     def evaluated(self) -> int | None:
         """Returns the rounds between evaluations of the run in the folder; None if there is no run."""
@@ -228,10 +254,15 @@ def execute(job: Job, data: FederatedData, callbacks: Sequence[Callback] = (), t
         The result, its summary completed with the method and all options.
     """
     tools = Tools.of(job, data, tools)
-    with _write_configs([job], [data]):
-        result = run(
-            tools.method, data, seed=job.seed, checkpoint_dir=job.out, callbacks=callbacks, **_arguments(job, tools)
-        )
+    with _write_configs([job], [data]) as notes:
+        try:
+            result = run(
+                tools.method, data, seed=job.seed, checkpoint_dir=job.out, callbacks=callbacks, **_arguments(job, tools)
+            )
+        except Diverged as error:
+            for note in notes:
+                note(error)
+            raise
         return _write_result(job, result)
 
 
@@ -251,7 +282,7 @@ def execute_jobs(
     """
     first = jobs[0]
     out = None if first.out is None else first.out.parent
-    with _write_configs(jobs, data) as restores:
+    with _write_configs(jobs, data) as notes:
         try:
             found: Sequence[Any] = run(
                 tools.method,
@@ -263,9 +294,9 @@ def execute_jobs(
             )
         except Diverged as error:
             found = error.outcomes
-            for restore, one in zip(restores, found, strict=False):
+            for note, one in zip(notes, found, strict=False):
                 if isinstance(one, Diverged):
-                    restore()
+                    note(one)
         return [
             _write_result(job, one) if isinstance(one, Result) else one for job, one in zip(jobs, found, strict=True)
         ]
@@ -291,24 +322,32 @@ def _arguments(job: Job, tools: Tools) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _write_configs(jobs: Sequence[Job], data: Sequence[FederatedData]) -> Iterator[list[Callable[[], None]]]:
-    """Locks the folders of jobs and writes their configs; yields what restores an older config, for each folder.
+def _write_configs(jobs: Sequence[Job], data: Sequence[FederatedData]) -> Iterator[list[Callable[[Diverged], None]]]:
+    """Locks the folders of jobs and writes their configs; yields what notes that a run has diverged, for each folder.
 
     The config has the fingerprint of the federation.
 
     If a run ends before it has saved anything, for example because it is refused, an older config is restored.
     """
-    restores = []
+    notes = []
     with contextlib.ExitStack() as stack:
         for job, federation in zip(jobs, data, strict=True):
             if directory := job.directory():
                 stack.enter_context(directory.locked(job.outputs()))
                 config = job.config() | {FINGERPRINT: federation_fingerprint(data_identity(federation))}
-                restores.append(stack.enter_context(directory.configured(config)))
+                restore = stack.enter_context(directory.configured(config))
+                notes.append(functools.partial(_note_divergence, directory, restore, job.rounds))
                 for path in job.settings.files().values() if processes.first() else ():
                     with directory.name_disk_errors("nothing was begun"):
                         keep_copy(path, directory.path)  # of a run that is held, the file is as it was: it was checked
-        yield restores
+        yield notes
+
+
+def _note_divergence(directory: RunDirectory, restore: Callable[[], None], rounds: int, error: Diverged) -> None:
+    """Restores an older config of a run that has diverged before it has saved anything, and notes the divergence."""
+    restore()
+    if config := processes.by_first(directory.config):
+        directory.write_config(config | {DIVERGED: {"rounds": rounds, "reason": str(error)}})
 
 
 def _write_result(job: Job, result: Result) -> Result:

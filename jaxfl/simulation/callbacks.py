@@ -118,6 +118,18 @@ class EarlyStopping:
         """Returns whether to end the run."""
         return self._best.waited(event) >= self.patience
 
+    def would_end(self, records: Sequence[dict[str, Any]], lower: tuple[str, ...] = ()) -> bool:
+        """Returns whether a run with this history would have been ended; the callback must be a new one.
+
+        >>> EarlyStopping(2).would_end([{"round": r, "micro_accuracy": 0.5} for r in (1, 2, 3)])
+        True
+        """
+        if not records:
+            return False
+        *earlier, last = records
+        last = {name: math.nan if one is None else one for name, one in last.items()}  # null in JSON is not finite
+        return self(Event(last["round"], 0, 0, math.nan, math.nan, last, lower=lower, earlier=earlier))
+
     def __exit__(self, *reason: object) -> None:
         """Clears the values of the run."""
         self._best.forget()

@@ -10,6 +10,7 @@ from jaxfl.files import write_text
 from jaxfl.simulation.result import Callback, Event
 
 GROUP_METRICS = ("ari", "nmi", "purity")  # of data without true groups they are never known
+LONGEST_LINE = 1 << 20  # bytes of the names of a table's columns
 MODULES = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow"}  # by the extra that installs it
 
 
@@ -29,7 +30,25 @@ def csv(path: str | os.PathLike) -> Callback:
     file = Path(path)
     if not file.parent.is_dir():
         raise ValueError(f"path must be in a folder that is there, got {str(path)!r}; make it first.")
+    if file.exists():
+        _check_table(file)
     return _TableLogger(file)
+
+
+def _check_table(file: Path) -> None:
+    """Checks, before a run is begun, that a file that is there is empty, or a table of a run.
+
+    Raises:
+        ValueError: it is another one, or no file, such as a device, whose lines may have no end.
+    """
+    head = b""
+    if file.is_file():
+        with file.open("rb") as table:
+            head = table.readline(LONGEST_LINE)
+    if not file.is_file() or (head and b"round" not in head.strip().split(b",")):
+        raise ValueError(
+            f"{file} must be a table of a run, with a column round and a metric, or new; choose another name."
+        )
 
 
 class _TableLogger:

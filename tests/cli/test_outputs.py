@@ -1,6 +1,7 @@
 """No file of the user's is replaced: every command refuses, by name and before anything is computed."""
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -135,12 +136,20 @@ def test_a_comparison_replaces_its_own_files_alone(option, finished, tmp_path):
     assert re.search(mentions(option, str(path)), refused("compare", finished, option, path))
     assert path.read_text() == "setting\n1\n"
     path.write_text("")
-    for _ in range(2):
-        result = command("compare", finished, option, path)
+    for more in ([], ["--replace"]):
+        result = command("compare", finished, option, path, *more)
         assert result.exit_code == 0, result.output
+    written = path.read_bytes()
+    with path.open("ab") as file:
+        file.write(b"\n<!-- a line of the user's -->")
+    edited = path.read_bytes()
+    assert re.search(mentions(option, str(path), "--replace"), refused("compare", finished, option, path))
+    assert path.read_bytes() == edited
+    assert command("compare", finished, option, path, "--replace").exit_code == 0
+    assert len(path.read_bytes()) < len(edited) and path.read_bytes()[:20] == written[:20]
     for other in ("bench", "data"):
         path.write_text(f"<!-- Written by jaxfl {other} -->")
-        assert re.search(mentions(option, str(path)), refused("compare", finished, option, path))
+        assert re.search(mentions(option, str(path)), refused("compare", finished, option, path, "--replace"))
 
 
 def test_saved_examples_and_pictures_of_data(tmp_path, monkeypatch):
@@ -158,6 +167,40 @@ def test_saved_examples_and_pictures_of_data(tmp_path, monkeypatch):
     (tmp_path / "iid-digits-montage.png").unlink()
     for _ in range(2):
         assert command("data", "iid-digits", "--set", "num_clients=4", "--plot").exit_code == 0
+
+
+def test_a_federation_is_not_loaded_for_a_folder_that_is_not_empty(tmp_path, monkeypatch):
+    monkeypatch.setattr(jaxfl.data, "load", None)
+    (tmp_path / "mine").write_text("mine")
+    for folder in (tmp_path, tmp_path / "mine"):
+        assert re.search(mentions("save", str(folder)), refused("data", "iid-digits", "--save", folder))
+
+
+def test_the_folder_of_the_user_is_no_folder_that_is_called_so(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for number, words in enumerate((["--out", "~/runs/0"], ["--out=~/runs/1"])):
+        assert command("run", "fedavg", *SMALL, "--seed", number, *words).exit_code == 0
+        assert (tmp_path / "home" / "runs" / str(number) / "summary.json").exists()
+    assert command("compare", "~/runs", "--csv=~/t.csv").exit_code == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"home"} and (tmp_path / "home" / "t.csv").exists()
+
+
+@pytest.mark.parametrize("kind", ["device", "pipe", "folder", "binary", "other table"])
+def test_a_log_that_is_no_table_is_refused_before_the_run(kind, tmp_path):
+    path = tmp_path / "log.csv"
+    if kind == "device":
+        path.symlink_to("/dev/full")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.write_bytes(bytes(range(256)) if kind == "binary" else b"a,b\n1,2\n")
+    with pytest.raises(ValueError, match=mentions(str(path), "table")):
+        callbacks.csv(path)
+    if kind in ("binary", "other table"):
+        assert path.read_bytes() == (bytes(range(256)) if kind == "binary" else b"a,b\n1,2\n")
 
 
 @pytest.mark.parametrize("name", ["bench.json", "index.html", "scaling.png"])

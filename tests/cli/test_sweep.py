@@ -269,10 +269,71 @@ def test_a_damaged_folder_takes_no_other_run_with_it(name, content, tmp_path, ca
             main(["compare", *(str(tmp_path / one) for one in ("fedavg/seed-0", "fedavg/seed-1", "begun", "fedprox"))])
         told = " ".join(capsys.readouterr().err.split())
         assert not ended.value.code and re.search(mentions("warning: ", str(cell / name), "left out"), told)
-        assert str(tmp_path / "begun") in told
+        assert str(tmp_path / "begun") in told and told.count(str(cell)) == 1  # not among the unfinished ones, too
         with pytest.raises(SystemExit) as ended:
             main(["compare", str(cell)])
         assert ended.value.code == 2
+
+
+def test_a_run_that_has_diverged_is_made_once(tmp_path, capsys, empty_pictures, monkeypatch):
+    words = ["fedavg", *DIGITS, "--out", tmp_path, "--set", "learning_rate=0.1,1e30", "--seeds", "0,1"]
+    assert sweep(*words) == 1
+    assert "error: " in capsys.readouterr().err
+    with monkeypatch.context() as context:
+        context.setattr(cli_sweep, "run_jobs", None)  # nothing is run
+        assert sweep(*words) == 1
+    told = " ".join(capsys.readouterr().err.split())
+    for seed in (0, 1):
+        cell = tmp_path / "fedavg-learning_rate=1e30" / f"seed-{seed}"
+        assert re.search(mentions(f"1e30/seed-{seed}: diverged", "not made again", str(cell)), told)
+    shutil.rmtree(tmp_path / "fedavg-learning_rate=1e30")
+    assert sweep(*words) == 1
+    assert "diverged before" not in capsys.readouterr().err
+    assert sweep(*words, "--rounds", "3") == 1, "with more rounds it is another run"
+    assert "diverged before" not in capsys.readouterr().err
+
+
+def test_runs_that_stop_early_are_finished(tmp_path, capsys, empty_pictures, monkeypatch):
+    words = ["fedavg,local", *DIGITS, "--rounds", "6", "--eval-every", "1", "--out", tmp_path]
+    words += ["--set", "learning_rate=1e-30", "--log", "csv"]
+    stop = ["--stop-early", "2"]
+    assert sweep(*words, *stop) == 0
+    histories = list(tmp_path.glob("*/seed-0/history.jsonl"))
+    assert [len(one.read_text().splitlines()) for one in histories] == [3, 3]
+    assert all(len((one.parent / "log.csv").read_text().splitlines()) == 4 for one in histories)
+    with monkeypatch.context() as context:
+        context.setattr(cli_sweep, "run_jobs", None)
+        assert sweep(*words, *stop) == 0
+    assert sweep(*words, "--stop-early", "4") == 0, "with more patience they go on"
+    assert [len(one.read_text().splitlines()) for one in histories] == [5, 5]
+    assert sweep(*words) == 0
+    assert [len(one.read_text().splitlines()) for one in histories] == [6, 6]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["--log", "sms"], ("log", "sms")), (["--stop-early", "0"], ("stop_early", 0)), (["--time-limit", "x"], ("x",))],
+)
+def test_options_of_runs_are_checked_before_any_is_begun(words, said, tmp_path, capsys):
+    assert sweep("fedavg", *DIGITS, "--out", tmp_path / "out", *words) == 2
+    assert re.search(mentions(*said), capsys.readouterr().err) and not (tmp_path / "out").exists()
+
+
+def test_the_time_limit_is_of_the_whole_sweep(tmp_path, capsys, empty_pictures, monkeypatch):
+    words = ["fedavg,local,ifca", *DIGITS, "--eval-every", "1", "--out", tmp_path]
+    with monkeypatch.context() as context:
+        context.setattr(run.Deadline, "is_over", lambda _: (tmp_path / "local" / "seed-0" / "history.jsonl").exists())
+        assert sweep(*words, "--time-limit", "1h") == 75
+    told = " ".join(capsys.readouterr().err.split())
+    assert re.search(mentions("time is over", "2 of 3", "same command"), told)
+    rounds = [
+        json.loads((tmp_path / name / "seed-0" / "summary.json").read_text())["rounds"] for name in ("fedavg", "local")
+    ]
+    assert rounds == [2, 1] and not (tmp_path / "ifca").exists()
+    assert sweep(*words, "--time-limit", "1h") == 0
+    assert len(list(tmp_path.glob("*/seed-0/summary.json"))) == 3
+    assert sweep("fedavg", *DIGITS, "--out", tmp_path / "none", "--time-limit", "0.0001s") == 75
+    assert not (tmp_path / "none").exists()
 
 
 def test_what_a_full_disk_has_left_out_is_completed(tmp_path, capsys, empty_pictures, monkeypatch):

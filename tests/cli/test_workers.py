@@ -77,6 +77,7 @@ def test_two_workers_make_what_a_run_on_one_core_makes(tmp_path):
 
 def test_a_sweep_by_workers(tmp_path, capsys):
     words = ["fedavg,ifca", *SMALL, "--rounds", 1, "--out", tmp_path, "--jobs", "2", "--set", "ifca.num_clusters=99,2"]
+    words += ["--set", f"learning_rate={'0' * 200_000}.1"]  # longer than the system lets an argument of a process be
     assert sweep(*words) == 1
     told = capsys.readouterr()
     assert told.err.count("ifca-num_clusters=99: error: num_clusters must be") == 1
@@ -167,7 +168,7 @@ def test_what_ends_a_run_is_told_and_the_run_is_not_tried_again(error, monkeypat
         raise error
 
     monkeypatch.setattr(cli_sweep, "_run_missing", run_missing)
-    assert str(error) in cli_sweep.answer("run", "fedavg", None, [], False)["error"]
+    assert str(error) in cli_sweep.answer("run", "fedavg", None, [], cli_sweep.Making(True, False))["error"]
 
 
 @pytest.mark.parametrize("jobs", ["0", "-1", "two", ""])

@@ -41,6 +41,7 @@ from jaxfl.simulation.records.identity import FIELDS, FINGERPRINT
 from jaxfl.typing import Params
 
 LOCK = ".jaxfl.lock"
+DIVERGED = "diverged"  # in a config: the rounds that were asked for, and the reason why the run has diverged
 
 
 class FolderInUse(ValueError):
@@ -117,6 +118,7 @@ CONFIG_TYPES: EntryTypes = {
     "cohort": (int, float),
     "eval_every|checkpoint_every": (int, type(None)),
     "data_dir|model|optimizer|server_optimizer": (str, type(None)),
+    DIVERGED: (dict,),
     ".*_(file|checksum|sha256)": (str,),
 }
 _METRICS = r"(.*_)?(micro|macro|std|worst_decile|p\d+)_.*|(.*_)?(loss|seconds|bytes)"
@@ -136,6 +138,7 @@ CHANGEABLE = (
     "eval_every",
     "checkpoint_every",
     "data_dir",
+    DIVERGED,
     FINGERPRINT,  # is known when the data are loaded; a checkpoint's identity holds it
     *MACHINE_OPTIONS,
 )  # of a config: may be others on resume
@@ -444,8 +447,10 @@ class RunDirectory:
         before, saved = self.config(), self._saved_at()
 
         def restore() -> None:
+            nonlocal before
             if before is not None and self._saved_at() == saved:
                 self.write_config(before)
+            before = None  # what is written to it later stays
 
         self.write_config(config)
         try:
