@@ -1,6 +1,7 @@
 """`jaxfl reproduce` and `jaxfl report`: the modules of `experiments/`, which a clone has and the package has not."""
 
 import importlib
+import shlex
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -46,25 +47,36 @@ def find_experiments(folder: Path | None = None) -> Path:
     """Returns the folder `experiments` of a clone.
 
     Args:
-        folder: the folder or the clone around it; None searches the working directory and its parents, then the folder
-            beside the package, where it is if the clone was installed with `pip install -e`.
+        folder: the folder or the clone around it, whose code is executed; None takes the one beside the package, where
+            it is if the clone was installed with `pip install -e`.
 
     Raises:
         FileNotFoundError: it is not found.
+        ValueError: no folder is given, and the working directory is in another clone.
     """
+    beside = Path(__file__).resolve().parents[2] / PACKAGE
+    places = [beside] if folder is None else [folder.resolve(), folder.resolve() / PACKAGE]
+    found = next(filter(_has_experiments, places), None)
     if folder is None:
-        here = Path.cwd()
-        places = [above / PACKAGE for above in (here, *here.parents, Path(__file__).resolve().parents[2])]
-    else:
-        places = [folder.resolve(), folder.resolve() / PACKAGE]
-    for place in places:
-        if place.name == PACKAGE and (place / "harness" / "base.py").is_file() and any(place.glob("*/targets.json")):
-            return place
-    where = "the working directory, above it or beside the package" if folder is None else repr(str(folder))
-    raise FileNotFoundError(
-        f"no experiments in {where}: they come with the repository, not with the package; run this inside a clone, or "
-        "give --experiments DIR, a clone's folder."
-    )
+        here = Path.cwd().resolve()
+        near = next(filter(_has_experiments, (above / PACKAGE for above in (here, *here.parents))), None)
+        if near not in (None, found):  # it may be a stranger's: its code is executed by name only
+            raise ValueError(
+                f"experiments in {str(near)!r} are not those of the package, which is in {str(beside.parent)!r}; give "
+                f"--experiments {shlex.quote(str(near.parent))} to execute them, or leave that folder."
+            )
+    if found is None:
+        where = "beside the package" if folder is None else repr(str(folder))
+        raise FileNotFoundError(
+            f"no experiments in {where}: they come with the repository, not with the package; give --experiments DIR, "
+            "a clone's folder, or install the clone with pip install -e."
+        )
+    return found
+
+
+def _has_experiments(place: Path) -> bool:
+    """Returns whether a folder is the `experiments` of a clone."""
+    return place.name == PACKAGE and (place / "harness" / "base.py").is_file() and any(place.glob("*/targets.json"))
 
 
 def reproduce(name: str, scale: str, *, seeds: str | None, clone: Path | None, **given: Any) -> int:

@@ -741,7 +741,8 @@ def test_where_the_experiments_are(tmp_path, monkeypatch):
     )
     monkeypatch.chdir(here / "ifca")
     monkeypatch.setattr(experiments, "__file__", str(tmp_path / "site-packages" / "jaxfl" / "cli" / "experiments.py"))
-    assert experiments.find_experiments() == here  # above the working directory
+    with pytest.raises(ValueError, match=mentions("experiments", str(here), f"--experiments {ROOT}")):
+        experiments.find_experiments()  # above the working directory are others than those of the package
     monkeypatch.chdir(tmp_path)
     alone = jaxfl("reproduce", "ifca")
     assert alone.exit_code == 2
@@ -749,6 +750,19 @@ def test_where_the_experiments_are(tmp_path, monkeypatch):
     assert jaxfl("report", "ifca", "--experiments", tmp_path).exit_code == 2
     named = jaxfl("report", "ifca", "--scale", "laptop", "--out", tmp_path, "--experiments", ROOT)
     assert named.exit_code == 0, named.output
+
+
+@pytest.mark.parametrize("command", [("reproduce", "ifca"), ("report",), ("bench", "w1")])
+def test_experiments_of_a_stranger_are_not_executed(command, tmp_path, monkeypatch):
+    for name in ("ifca/targets.json", "harness/base.py", "harness/run.py", "harness/report.py", "speed/bench.py"):
+        path = tmp_path / "experiments" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    result = jaxfl(*command)
+    assert result.exit_code == 2 and re.search(mentions("experiments", str(tmp_path)), result.stderr)
+    assert not (tmp_path / "executed").exists()
 
 
 def test_a_picture_of_a_table_has_no_row_and_no_column_without_a_number():
