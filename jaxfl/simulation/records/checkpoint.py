@@ -114,7 +114,7 @@ def newest(folder: Path) -> Saved | None:
             refused = refused or error
             continue
         if refused is not None:
-            what = f"{path}, the checkpoint before it (round {saved.header['round']}), is used"
+            what = f"{path}, the checkpoint before it (round {saved.header.get('round')}), is used"
             warnings.warn(f"{str(refused).partition(';')[0]}; {what}.", stacklevel=2)
         return saved
     if refused is not None:
@@ -159,6 +159,9 @@ def load(path: Path) -> Saved:
             raise ValueError(
                 f"it has format {header['schema']}, and this version of jaxfl reads {SCHEMA} and {REPEATING}"
             )
+        for name in (_ROWS, _KINDS):
+            if not isinstance(header.get(name, {}), dict):
+                raise ValueError(f"{name} of its header must be an object, got {header[name]!r}")
         arrays |= _with_repeated_rows(arrays, header.get(_ROWS, {}), path.stat().st_size)
         arrays |= {name: arrays[name].view(jnp.dtype(kind)) for name, kind in header.get(_KINDS, {}).items()}
     except (KeyError, TypeError, ValueError) as error:
