@@ -98,7 +98,7 @@ _QUICK = {"bench", "cli", "data", "docs", "experiments", "jobs", "plots", "setti
 # Single tests that take up to a minute: last, one worker would wait for the other.
 _FIRST = {"test_notebooks", "test_resume"}
 _TESTS = Path(__file__).parent
-# Rooms whose doctests are runs: those of a quarter of the files are in the default run, others each week.
+# Rooms whose doctests are runs: those of an eighth of the files are in the default run, others each week.
 _EXAMPLES = ("jaxfl/methods/", "jaxfl/analysis/")
 
 
@@ -122,7 +122,7 @@ def pytest_collection_modifyitems(config, items):
             period = mark.kwargs.get("weeks", PERIOD)
             rotating.setdefault((item.path, name, period), {}).setdefault(case, []).append(item)
         elif isinstance(item, pytest.DoctestItem) and item.nodeid.startswith(_EXAMPLES):
-            rotating.setdefault((_EXAMPLES, "examples", 4), {}).setdefault(item.path, []).append(item)
+            rotating.setdefault((_EXAMPLES, "examples", 8), {}).setdefault(item.path, []).append(item)
     for (_, name, period), cases in rotating.items():
         period = min(period, len(cases))
         for number, tests in enumerate(cases.values()):

@@ -97,6 +97,7 @@ def test_two_planted_groups_are_two_by_the_elbow_and_the_table_is_the_same_again
     assert distances == sorted(distances, reverse=True), "the smallest would be the last"
 
 
+@pytest.mark.slow
 def test_the_table_is_ready_for_json(chosen):
     assert json.loads(json.dumps(chosen._asdict(), allow_nan=False)) == chosen._asdict()
     assert [row["num_clusters"] for row in chosen.table] == [1, 2, 3]
@@ -285,6 +286,7 @@ def test_the_picture_of_an_elbow_has_its_chord_and_of_no_distance_one_panel(chos
     assert axes.get_xlim() == (0, 2), "not four digits around the one candidate"
 
 
+@pytest.mark.slow
 def test_who_is_not_there_yet_is_not_sampled():
     data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20, drift_round=2, arrive=0.5)
     task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)

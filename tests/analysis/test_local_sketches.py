@@ -63,6 +63,7 @@ def test_sketches_are_those_of_clients_trained_one_at_a_time(ran, plan, size):
         np.testing.assert_allclose(point, wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_layers_and_draws(ran):
     method, result = ran
     everyone = local_sketches(method, result, TRAIN, layers="bias")

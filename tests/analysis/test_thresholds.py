@@ -84,6 +84,7 @@ def test_an_even_grid_spans_all_cosines():
     assert set(rows[0]) == {"threshold", "clusters", "largest", "objective"}
 
 
+@pytest.mark.slow
 def test_sweep_is_the_first_round_with_everybody():
     data = jaxfl.data.load("rotated-digits", num_clients=12, rows_per_client=40)
     task = jaxfl.classification(jaxfl.models.MLP(num_classes=10, hidden=(16,)), data)

@@ -396,6 +396,7 @@ class Interrupted(run.ProgressBar):
             signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.slow
 def test_interrupted_run_goes_on_where_it_was(smoke, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "ProgressBar", Interrupted)
     monkeypatch.setattr(Interrupted, "rounds", [])

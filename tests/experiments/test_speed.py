@@ -250,6 +250,7 @@ def records_of(part, folder, capsys):
     return records, said
 
 
+@pytest.mark.rotating(weeks=3)
 @pytest.mark.parametrize("part", ["precision", "reductions", "w1", "w5", "w7", "seeds"])
 def test_parts_of_the_kit_run_at_toy_size(part, tmp_path, capsys):
     """Those of its `--smoke` but the battery, the curves, the table and W8, which have tests of their own."""

@@ -27,6 +27,7 @@ def own(tmp_path):
     return write
 
 
+@pytest.mark.rotating(weeks=3)
 @pytest.mark.parametrize(
     ("shape", "first"), [((30, 29, 3), "Conv_0"), ((28, 28, 3), "Dense_0"), ((40, 30), "Dense_0"), ((9,), "Dense_0")]
 )

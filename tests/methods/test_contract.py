@@ -254,6 +254,7 @@ def test_every_law_has_a_method_that_breaks_it():
     assert set(BROKEN) == set(CHECKS)
 
 
+@pytest.mark.rotating(weeks=3)
 @pytest.mark.parametrize("law", BROKEN)
 def test_a_broken_law_is_caught(law):
     # FedAvg has no slots to double, no clusters to find, and no rows of its clients

@@ -172,6 +172,7 @@ def test_models_of_one_layer_have_nothing_to_match(key):
     equal(one, two)
 
 
+@pytest.mark.slow
 def test_short_updates_need_no_other_order(key):
     """000, section 6.2.1: all clients start from the same model, so that matching adds nothing."""
     ours, theirs = build(), build(fesem)

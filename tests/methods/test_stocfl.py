@@ -167,6 +167,7 @@ def test_it_is_its_loop(variant, key):
         np.testing.assert_allclose(float(info.extra["objective"]), wanted, rtol=1e-4, atol=1e-5)  # cosines in float32
 
 
+@pytest.mark.slow
 def test_switches_matter(key):
     """Otherwise the loops above would agree whatever the switches did."""
     ends = []

@@ -68,6 +68,7 @@ def small():
     return data, classification(cropped.IFCACifarCNN(crop=6), data)
 
 
+@pytest.mark.slow
 def test_the_dense_layers_decay_as_if_the_loss_had_their_squares(small, key):
     data, task = small
     plain = classification(cropped.IFCACifarCNN(crop=6, decay=0), data)

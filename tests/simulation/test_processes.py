@@ -132,6 +132,7 @@ def test_two_processes_make_what_one_makes(pair):
             assert one["summary"][name] == alone.summary[name]
 
 
+@pytest.mark.slow
 def test_the_command_makes_them_one_run_whose_first_process_writes_and_speaks(pair, tmp_path):
     told, said, folder = pair
     assert [one["code"] for one in told] == [0, 0] == [command(tmp_path), 0]

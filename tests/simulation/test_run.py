@@ -648,6 +648,7 @@ def test_slots_that_double_on_the_way_change_nothing(tmp_path):
             np.testing.assert_allclose(value, other[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_slots_double_as_often_as_it_takes_at_once(monkeypatch):
     """A round that is undone costs as much as one that is not, and a compilation."""
     compiled = []

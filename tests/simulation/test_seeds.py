@@ -84,7 +84,10 @@ def alone(name, seed):
 
 
 @pytest.mark.rotating
-@pytest.mark.parametrize(("name", "devices"), [("fedavg", None), ("ditto", None), ("fesem", None), ("stocfl", 2)])
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    [("fedavg", None), ("ditto", None), ("fesem", None), pytest.param("stocfl", 2, marks=pytest.mark.slow)],
+)
 def test_seeds_in_one_program_are_the_runs_apart(name, devices, side_by_side):
     """Where each has a device of its own, and where all are mapped on one."""
     found = jaxfl.run(MADE[name], DATA, seeds=SEEDS, devices=devices, **OPTIONS)

@@ -113,6 +113,7 @@ def test_one_client_is_asked_for_at_a_time():
 PERSONAL = ("fedper",)  # a cluster is the number of a client, and the new ones have others
 
 
+@pytest.mark.rotating(weeks=3)
 @pytest.mark.rotating
 # One of each kind: models by loss, by gradients, by a tree of splits, by subspaces of rows, by updates, and by client.
 @pytest.mark.parametrize(
@@ -195,6 +196,7 @@ def test_new_clients_with_fewer_rows_are_not_taken_for_full_ones():
     assert both.train.size.tolist() == [20] * 4 + [10] * 4 and both.filled == 0.75
 
 
+@pytest.mark.slow
 def test_a_kept_run_predicts_and_places_too(tmp_path):
     result = trained("ifca", num_clusters=4, out=tmp_path / "run")
     kept, pixels = jaxfl.load(tmp_path / "run"), result.data.inputs[:5]
