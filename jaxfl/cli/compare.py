@@ -359,7 +359,7 @@ def _texts_by_row(rows: Sequence[str], items: Sequence[str], rule: str) -> dict[
         rule: what an item must be, for messages.
 
     Raises:
-        ValueError: an item is of no row or method, or empty.
+        ValueError: an item is of no row or method, or empty, or two are of one.
     """
     known = sorted({*rows, *map(_method_word, rows)}, key=len, reverse=True)  # a row's name may begin with another's
     texts: dict[str, str] = {}
@@ -368,6 +368,11 @@ def _texts_by_row(rows: Sequence[str], items: Sequence[str], rule: str) -> dict[
         if name is None or not (text := item.removeprefix(f"{name}=").strip()):
             ways = ", ".join(map(repr, rows))
             raise ValueError(f"{rule}, got {item!r}; ROW is one of {ways}, or one's method alone.")
+        if name in texts:
+            option = rule.partition(" ")[0]
+            raise ValueError(
+                f"{option} must be given once for {name!r}, got {texts[name]!r} and {text!r}; leave one out."
+            )
         texts[name] = text
     return texts
 

@@ -1,5 +1,6 @@
 """Construction of federations from arrays, and checks of these arrays."""
 
+import collections
 import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
@@ -49,6 +50,7 @@ def federate(
     class_names: Sequence[str] = (),
     client_names: Sequence[str] = (),
     check_repeats: bool = True,
+    check_kind: bool = True,
 ) -> FederatedData:
     """Returns a federation of a pool of examples and one index array per client, after checking them.
 
@@ -66,6 +68,7 @@ def federate(
             alone is 0 or 1, and there is no normalisation if both are left out.
         name, group_names, class_names, client_names: names for plots and tables; client names for all or for none.
         check_repeats: whether to warn of test rows that are identical with training rows, see `jaxfl.data.leaks`.
+        check_kind: whether to warn of numbers to predict, or several labels of a row, that look like classes.
 
     Raises:
         ValueError: the shapes disagree, labels are outside the classes or of no kind, a number is NaN or infinite, a
@@ -90,7 +93,10 @@ def federate(
         inputs = to_integers("inputs", inputs)
     stored, num_classes = kinds.prepare_labels(inputs, labels, num_classes)
     check_finite("inputs", inputs)
-    conventions.warn_label_conventions(labels)
+    if check_kind:
+        conventions.warn_label_conventions(labels)
+    if num_classes == 1 and stored.dtype.kind == "i":
+        conventions.warn_single_label(labels)
     for argument, values, dtype in (("inputs", inputs, inputs.dtype), ("labels", labels, stored.dtype)):
         if values.dtype.kind == "f":
             warn_merged_values(argument, values, jax.dtypes.canonicalize_dtype(dtype), STANDARDISE)
@@ -122,6 +128,7 @@ def federate(
         client_names=tuple(map(str, client_names)),
     )
     check_client_lists(data)
+    check_names(data)
     for part, split in data.splits.items():
         check_split(part, split, len(inputs))
     check_groups(data)
@@ -234,6 +241,8 @@ def check_input_type(name: str, inputs: np.ndarray) -> None:
         name: name of the inputs, for the message.
         inputs: `[P, ...]`.
     """
+    if 0 in inputs.shape[1:]:
+        raise ValueError(f"{name} must have at least one number in each row, got shape {inputs.shape}.")
     if inputs.dtype in (np.uint8, np.float32, np.float64):
         return
     if inputs.dtype.kind not in "iu" or inputs.ndim > 2:
@@ -299,6 +308,18 @@ def check_client_lists(data: FederatedData) -> None:
                 f"{name.removesuffix('.start')} must have one entry for each of the {data.num_clients} clients of "
                 f"train, got {len(values)}."
             )
+
+
+def check_names(data: FederatedData) -> None:
+    """Raises ValueError if two classes, groups or clients have one name, or the classes have more or fewer names."""
+    for name in ("class_names", "group_names", "client_names"):
+        names = getattr(data, name)
+        if twice := next((one for one, count in collections.Counter(names).items() if count > 1), None):
+            raise ValueError(f"{name} must be different, got {twice!r} twice; rename one.")
+    if data.class_names and len(data.class_names) != data.num_classes:
+        raise ValueError(
+            f"class_names must have one name for each of the {data.num_classes} classes, got {len(data.class_names)}."
+        )
 
 
 def check_split(name: str, split: Split, pool: int) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxfl.data import conditions, divide, leaks, natural, shift, skews, sources, stored
+from jaxfl.data import conditions, conventions, divide, leaks, natural, shift, skews, sources, stored
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.drift import apply_conditions
 from jaxfl.data.sources import domains, saved
@@ -262,6 +262,8 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
         data = SKEWS[row.skew][0](source, seed=seed, **options_for("skew"))
         if sources.entry(row.source).user_files is not None:
             leaks.warn_repeated_rows(data)
+            if data.num_classes > 1 or data.kind == "regression":  # of one class `federate` warns
+                conventions.warn_single_label(source.labels)
             if "test_share" not in settings:
                 _warn_unused_test_rows(source, data, name)
         kept = row.skew == "writers" and chosen.get("by") == "client" and source.test_clients is not None

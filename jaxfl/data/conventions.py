@@ -15,6 +15,7 @@ ASCII = 127  # largest byte of most texts
 FILL = 1e20  # NumPy's value for masked entries
 MAX_FLOAT = 1 << 24  # largest of the integers that float32 keeps apart
 SAMPLE = 256  # rows that are looked at for whole numbers
+SUM_ERROR = 1e-3  # of the probabilities of a row
 
 
 def warn_input_conventions(
@@ -125,24 +126,63 @@ def warn_label_conventions(labels: np.ndarray) -> None:
             f"labels of type bool have a single True in each of the {len(labels)} rows, and are learned as "
             f"{labels.shape[1]} labels, each right or wrong by itself; for classes use labels.argmax(1)."
         )
-    elif labels.dtype.kind == "f" and are_one_hot(labels):
+    if labels.dtype.kind != "f" or not labels.size:
+        return
+    several = labels.ndim == 2 and labels.shape[1] > 1
+    if are_one_hot(labels) or (several and are_one_hot(labels > 0) and (np.abs(labels) == 1).all()):
         _warn(
             f"labels of type {labels.dtype} have a single 1 in each of the {len(labels)} rows, and are predicted as "
             f"{labels.shape[1]} numbers, by regression; for classes use labels.argmax(1)."
         )
-    elif labels.dtype.kind == "f" and labels.size:
-        different = np.unique(labels)
-        column = "[:, 0]" if labels.shape[1:] == (1,) else ""
-        classes = (
-            f"labels{column}.astype(int)" if labels.ndim == 1 or column else "labels.astype(bool) for several labels"
+    elif several and labels.min() >= 0 and np.allclose(labels.sum(1), 1, rtol=0, atol=SUM_ERROR):
+        _warn(
+            f"labels of type {labels.dtype} have a sum of 1 in each of the {len(labels)} rows, as probabilities of "
+            f"classes have, and are predicted as {labels.shape[1]} numbers, by regression; for classes use "
+            "labels.argmax(1)."
         )
-        if different.tolist() == [-1.0, 1.0]:
-            classes = f"(labels{column} > 0).astype(int)"
-        elif not (2 <= len(different) <= min(FEW, len(labels) / 3) and (different == np.arange(len(different))).all()):
-            return
+    elif (different := few_whole_numbers(labels)) is not None:
+        column = "labels[:, 0]" if labels.ndim == 2 else "labels"
+        if several:
+            if not set(different.tolist()) <= {-1.0, 0.0, 1.0}:
+                return  # several numbers of a row, which are no classes
+            column = "labels > 0"
+        elif different.tolist() == [-1.0, 1.0]:
+            column = f"({column} > 0).astype(int)"
+        elif (different == np.arange(len(different))).all():
+            column = f"{column}.astype(int)"
+        elif (different == np.arange(1, len(different) + 1)).all():
+            column = f"({column} - 1).astype(int)"
+        else:
+            column = f"np.unique({column}, return_inverse=True)[1]"
         _warn(
             f"labels of type {labels.dtype} are {len(different)} different whole numbers, {different[0]:g} to "
-            f"{different[-1]:g}, and are predicted as numbers, by regression; for classes use {classes}."
+            f"{different[-1]:g}, and are predicted as numbers, by regression; for "
+            f"{'several labels of a row' if several else 'classes'} use {column}."
+        )
+
+
+def few_whole_numbers(values: np.ndarray) -> np.ndarray | None:
+    """Returns the different values of numbers that may be classes, few whole ones; None for other numbers.
+
+    >>> few_whole_numbers(np.array([3.0, 1.0] * 3)), few_whole_numbers(np.array([0.5, 1.0] * 3))
+    (array([1., 3.]), None)
+    """
+    different = np.unique(values)
+    few = 2 <= len(different) <= min(FEW, len(values) / 3)
+    return different if few and (different == np.rint(different)).all() else None
+
+
+def warn_single_label(labels: np.ndarray) -> None:
+    """Warns of classes or numbers to predict that are the same in all rows, which every model learns.
+
+    Args:
+        labels: as the user gives them.
+    """
+    if len(labels) > 1 and labels.dtype.kind in "iuf" and labels.ndim == 1 and (labels == labels[0]).all():
+        what = "number" if labels.dtype.kind == "f" else "class"
+        _warn(
+            f"labels have one {what} only, {labels[0]}, in all {len(labels)} rows, so that there is nothing to learn; "
+            "check from which column they are."
         )
 
 

@@ -172,7 +172,7 @@ def count_classes(name: str, labels: Sequence[np.ndarray], remedy: str) -> int:
             f"{name} must be classes 0 to L - 1, got {highest} in row {row} and only {present} different ones; number "
             "them by np.unique(labels, return_inverse=True)[1]."
         )
-    if present < highest + 1:
+    if 1 < present < highest + 1:  # of one class `jaxfl.data.load` warns
         warnings.warn(
             f"{name} has {present} of the {highest + 1} classes 0 to {highest}; number them without gaps, or {remedy}.",
             stacklevel=2,

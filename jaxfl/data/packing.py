@@ -56,6 +56,7 @@ def pack(
         class_names=source.class_names,
         client_names=client_names,
         check_repeats=False,
+        check_kind=source.fit is None,  # a table's own option says the kind of its target
     )
     if isinstance(test, Split) and group is not None:
         _warn_untested_groups(data.name, np.bincount(group, np.asarray(test.size)), group_names)

@@ -249,6 +249,8 @@ def test_files_hold_the_table(runs, capsys):
         (["--label", "ifca=IFCA"], ("--label", "ifca=IFCA", "ROW=TEXT")),
         (["--label", "stocfl= "], ("--label", "stocfl= ", "ROW=TEXT")),
         (["--label", "stocfl=fedavg"], ("--label", "fedavg")),
+        (["--label", "stocfl=A", "--label", "stocfl=B"], ("--label", "stocfl", "'A'", "'B'")),
+        (["--metric", "stocfl=macro", "--metric", "stocfl=micro"], ("--metric", "stocfl", "'macro'", "'micro'")),
     ],
 )
 def test_files_that_cannot_be_are_refused_before_anything_is_written(runs, capsys, monkeypatch, words, said):

@@ -1,5 +1,7 @@
 """Conventions of PyTorch, Keras, pandas and SciPy: recognised, and told or refused with the line to write."""
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -62,6 +64,12 @@ class OnAccelerator:
         ({"labels": CLASSES % 2 * 2 - 1}, ("labels", -1, "(labels > 0).astype(int)")),
         ({"held_out": np.ma.masked_array([True, False], [True, False])}, ("held_out", "masked")),
         ({"inputs": {"a": FLOATS}}, ("inputs", "dict")),
+        ({"inputs": np.zeros((COUNT, 0))}, ("inputs", "(12, 0)")),
+        ({"inputs": np.zeros((COUNT, 0, 3), int)}, ("inputs", "(12, 0, 3)")),
+        ({"class_names": ["a", "b", "a", "c"]}, ("class_names", "a", "twice")),
+        ({"class_names": ["a", "b", "c"]}, ("class_names", 4, 3)),
+        ({"client_names": ["a", "a"]}, ("client_names", "a", "twice")),
+        ({"group": [0, 1], "group_names": ["a", "a"]}, ("group_names", "a", "twice")),
         (
             {"inputs": GREY.repeat(3, 1), "mean": [0.4, 0.5, 0.6], "std": [0.2, 0.2, 0.2]},
             ("mean", 3, "transpose(0, 2, 3, 1)"),
@@ -80,6 +88,14 @@ def test_what_is_refused_says_the_line_to_write(change, message):
         ({"labels": np.eye(4)[CLASSES]}, ("labels", "float64", "regression", "labels.argmax(1)")),
         ({"labels": np.eye(4)[CLASSES] > 0}, ("labels", "bool", "labels.argmax(1)")),
         ({"labels": CLASSES * 1.0}, ("labels", "regression", "0 to 3", "labels.astype(int)")),
+        ({"labels": CLASSES + 1.0}, ("labels", "regression", "1 to 4", "(labels - 1).astype(int)")),
+        ({"labels": (CLASSES[:, None] + 1.0)}, ("labels", "regression", "1 to 4", "(labels[:, 0] - 1).astype(int)")),
+        ({"labels": CLASSES % 3 * 10.0}, ("labels", "regression", "0 to 20", "np.unique(labels, return_inverse=True)")),
+        ({"labels": np.eye(4)[CLASSES] * 2 - 1}, ("labels", "float64", "regression", "labels.argmax(1)")),
+        ({"labels": np.eye(4, dtype="f4")[CLASSES] * 0.9 + 0.025}, ("labels", "sum of 1", "labels.argmax(1)")),
+        ({"labels": RNG.dirichlet(np.ones(3), COUNT)}, ("labels", "sum of 1", "labels.argmax(1)")),
+        ({"labels": RNG.integers(0, 2, (COUNT, 3)) * 1.0}, ("labels", "0 to 1", "use labels > 0")),
+        ({"labels": CLASSES * 0, "num_classes": 1}, ("labels", "one class", 0, "all 12 rows")),
         ({"labels": CLASSES % 2 * 1.0}, ("labels", "regression", "0 to 1", "labels.astype(int)")),
         ({"labels": (CLASSES % 2 * 2.0 - 1)[:, None]}, ("labels", "regression", "-1 to 1", "(labels[:, 0] > 0)")),
         ({"inputs": GREY}, ("inputs", "(12, 1, 9, 9)", "transpose(0, 2, 3, 1)")),
@@ -116,7 +132,10 @@ def test_what_is_told_says_the_line_to_write(change, message):
         {"inputs": pd.DataFrame(FLOATS), "labels": pd.Series(CLASSES, index=RNG.permutation(COUNT))},
         {"inputs": pd.DataFrame({"a": FLOATS[:, 0], "b": FLOATS[:, 0] > 0, "c": pd.array(FLOATS[:, 1], "Float64")})},
         {"inputs": np.ma.masked_array(FLOATS, mask=False)},
-        {"labels": CLASSES + 1.0},
+        {"labels": CLASSES / 2},
+        {"labels": np.stack([CLASSES + 1.0, CLASSES], 1)},
+        {"labels": RNG.normal(size=(COUNT, 3))},
+        {"labels": CLASSES + 1.0, "check_kind": False},
         {"labels": RNG.integers(0, 2, (COUNT, 3))},
         {"labels": RNG.integers(0, 2, (COUNT, 3)) > 0},
         {"labels": np.linspace(0, 1, COUNT)},
@@ -159,3 +178,11 @@ def test_times_as_labels_have_a_remedy_that_works():
     with pytest.raises(ValueError, match=mentions("datetime64[D]", "(labels - labels.min()) / np.timedelta64(1, 's')")):
         federate(labels=times)
     assert federate(labels=(times - times.min()) / np.timedelta64(1, "s")).num_classes == 1
+
+
+@pytest.mark.parametrize(("labels", "said"), [(CLASSES * 0 + 3, "one class"), (CLASSES * 0 + 2.5, "one number")])
+def test_a_file_with_one_label_is_told_once(tmp_path, recwarn, labels, said):
+    np.savez(tmp_path / "own.npz", x=FLOATS, y=labels)
+    data.load("iid-npz", data_dir=tmp_path / "own.npz", num_clients=2)
+    (warning,) = recwarn.list
+    assert re.search(mentions("labels", said, labels[0], "12 rows"), str(warning.message))

@@ -101,7 +101,7 @@ def test_rows_that_differ_in_one_byte_are_different(words, byte):
     inputs = np.zeros((256, 8 * words + 3), np.uint8)
     inputs[:, byte] = np.arange(256)
     inputs[:, -1] = 1
-    fed = data.federate(inputs, np.zeros(256, int), [np.arange(128)], [np.arange(128, 256)], num_classes=1, std=255.0)
+    fed = data.federate(inputs, np.arange(256) % 2, [np.arange(128)], [np.arange(128, 256)], num_classes=2, std=255.0)
     assert count_repeated_rows(fed) == 0
 
 

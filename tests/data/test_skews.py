@@ -70,7 +70,7 @@ def test_groups_without_official_test_rows_are_warned_of():
 def test_the_official_test_set_is_nobodys_training_row(skew):
     origin = source(80, 20)
     if skew == "hybrid":
-        origin = domains.combined(origin, source(40, 12, offset=1000))
+        origin = domains.combined(origin, source(40, 12, "other", offset=1000))
     options = {"label_groups": ((0, 1), (2, 3))} if skew == "pathological" else {}
     fed = catalog.SKEWS[skew][0](origin, num_clients=4, **options)
     count = len(origin.inputs)
@@ -96,7 +96,7 @@ def test_hybrid_clients_have_one_domain_in_training_and_test():
 
 
 def test_hybrid_tests_nobody_on_rows_of_which_nobody_knows_the_domain():
-    both = domains.combined(source(80, 20), source(40, 12, offset=1000))
+    both = domains.combined(source(80, 20), source(40, 12, "other", offset=1000))
     unknown = replace(both, test_domains=None)
     with pytest.raises(ValueError, match=mentions("test_domain", "test_share")):
         skews.hybrid(unknown, num_clients=6)

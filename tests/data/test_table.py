@@ -1,6 +1,7 @@
 """Tables: columns by name, scaled by what is trained on alone; the ratings; each thing that cannot be read by name."""
 
 import gzip
+import re
 
 import numpy as np
 import pandas as pd
@@ -312,3 +313,22 @@ def test_names_in_bytes_are_texts_or_refused(tmp_path):
     frame = FRAME.assign(who=[b"\xff", *frame.who[1:]])
     with pytest.raises(ValueError, match=mentions("goods.parquet", "who", "row 0", "UTF-8")):
         table.load(written(tmp_path, "parquet", frame), **ROLES)
+
+
+@pytest.mark.parametrize("kind", ["auto", "number"])
+@pytest.mark.parametrize("dtype", ["M8[ns]", "M8[ms]", "m8[ms]"])
+def test_times_are_predicted_in_no_unit_of_their_own(tmp_path, dtype, kind):
+    frame = FRAME.assign(at=(np.arange(30) * 10**6).astype(dtype))
+    frame.to_parquet(tmp_path / "times.parquet")
+    asked = {"target": "at", "numbers": "size", "target_kind": kind}
+    with pytest.raises(ValueError, match=mentions("times.parquet", "at", str(np.dtype(dtype)), "scale_target=true")):
+        table.load(tmp_path / "times.parquet", **asked)
+    assert table.load(tmp_path / "times.parquet", **asked, scale_target=True).num_classes == 1
+
+
+def test_a_target_of_few_whole_numbers_is_told_once_and_not_where_its_kind_is_given(tmp_path, recwarn):
+    path = written(tmp_path, frame=FRAME.assign(stars=np.arange(30) % 5))
+    for kind, said in (("auto", 1), ("number", 0), ("class", 0)):
+        data.load("iid-table", data_dir=path, target="stars", numbers="size", num_clients=3, target_kind=kind)
+        assert len(recwarn.list) == said
+        assert not said or re.search(mentions("stars", "0 to 4", "target_kind=class"), str(recwarn.pop().message))

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from jaxfl.data.casts import to_floats, to_texts
-from jaxfl.data.conventions import FEW
+from jaxfl.data.conventions import few_whole_numbers
 from jaxfl.data.sources import columns as files
 from jaxfl.data.sources.base import WITHOUT_CLASSES, Folder, Source, SourceEntry, missing_file_phrase
 from jaxfl.schema import checked, did_you_mean
@@ -143,6 +143,11 @@ def read_source(
         target.dtype != bool and not _parse_numbers(target)[1]
     )  # truth values are names, as those of a csv file are
     if target_kind == "number" or (target_kind == "auto" and counts):
+        if target.dtype.kind in "mM" and not scale_target:
+            raise ValueError(
+                f"{path}: {roles.target} must be numbers of a unit, got {target.dtype}; write a column "
+                "of days or seconds since some time, or set scale_target=true."
+            )
         labels, num_classes = _number_column(path, roles.target, target, or_else="leave target_kind=number out"), 1
         labels, small = _subtract_least(labels, target)
         if target_kind == "auto":
@@ -259,8 +264,7 @@ def _subtract_least(numbers: np.ndarray, values: np.ndarray) -> tuple[np.ndarray
 
 def _warn_few_numbers(name: str, numbers: np.ndarray) -> None:
     """Warns if numbers to predict look like classes."""
-    different = np.unique(numbers)
-    if len(different) <= FEW and 3 * len(different) <= len(numbers) and (different == np.rint(different)).all():
+    if (different := few_whole_numbers(numbers)) is not None:
         warnings.warn(
             f"{name} has {len(different)} different whole numbers, {different[0]:g} to {different[-1]:g}, and is "
             "predicted as a number; set target_kind=class for classes, or target_kind=number.",
