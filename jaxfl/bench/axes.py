@@ -115,6 +115,9 @@ AXES = {
 }
 
 
+LARGEST = 2**31 - 1  # of int32, the type of indices in compiled programs
+
+
 def points(
     over: str,
     values: tuple[int, ...],
@@ -144,9 +147,11 @@ def points(
     known = methods.row(method).options
     for name in options or {}:
         check_name(f"option of {method}", name, known)
-    for name, value in {"hidden": hidden, "rounds": rounds}.items():
-        if value < 1:
+    for name, value in {"hidden": hidden, "rounds": rounds, "values": max(values, default=1)}.items():
+        if value < 1 and name != "values":
             raise ValueError(f"{name} must be at least 1, got {value}.")
+        if value > LARGEST:
+            raise ValueError(f"{name} must be at most {LARGEST:,}, got {value}.")
     if not values or min(values) < 1 or list(values) != sorted(set(values)):
         usual = ", ".join(map(str, AXES[over].values or (1, 2)))
         raise ValueError(

@@ -18,6 +18,8 @@ from jaxfl.simulation.interrupts import Stopped
 # packages whose modules have another name
 PACKAGES = {"PIL": "pillow", "sklearn": "scikit-learn", "tensorflow_datasets": "tensorflow-datasets"}
 
+LONGEST = 1500  # letters of a line
+
 
 @contextlib.contextmanager
 def reported_errors() -> Iterator[None]:
@@ -66,7 +68,9 @@ def _print_warning(message: Warning | str, *place: Any) -> None:
 
 
 def _print_styled(text: str, style: str) -> None:
-    """Prints a line to standard error."""
+    """Prints a line to standard error; a file may hold values of millions of letters, of which it has both ends."""
+    if len(text) > LONGEST:
+        text = f"{text[: LONGEST - 500]} [...] {text[-500:]}"
     try:
         from jaxfl.cli.tables.console import stderr
     except (OSError, ImportError):  # as the error itself, such as where no folder takes temporary files

@@ -5,7 +5,7 @@
 """
 
 import ast
-import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
@@ -32,8 +32,8 @@ def json_value(value: Any) -> Any:
 
     Defaults of a user's networks and methods may be such objects (`act=nn.relu`); the run has a checksum of their file.
 
-    >>> json_value({"sizes": (1, 2), "act": math.sqrt, "made": object()})
-    {'sizes': (1, 2), 'act': 'sqrt', 'made': 'object'}
+    >>> json_value({"sizes": (1, 2), "act": len, "made": object()})
+    {'sizes': (1, 2), 'act': 'len', 'made': 'object'}
     """
     if isinstance(value, dict):
         return {str(json_value(key)): json_value(item) for key, item in value.items()}
@@ -63,7 +63,8 @@ def fit_type(value: Any, hint: Any) -> tuple[bool, Any]:
     if hint is None:
         return value is None, value
     if hint is float:
-        fits = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        fits = number and abs(value) <= sys.float_info.max  # a whole number may be beyond it
         return fits, float(value) if fits else value
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool), value

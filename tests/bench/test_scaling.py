@@ -114,6 +114,8 @@ def test_devices_are_those_of_the_machine(processes):
         ),
         ({"over": "cohort", "rounds": 0}, ("rounds", 0)),
         ({"over": "width", "hidden": 0}, ("hidden", 0)),
+        ({"over": "width", "values": [10**400]}, ("values", 10**400)),
+        ({"over": "cohort", "hidden": 10**400}, ("hidden", 10**400)),
     ],
 )
 def test_bad_arguments_are_refused(processes, given, words):

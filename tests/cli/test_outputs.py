@@ -210,6 +210,10 @@ def test_measurements(name, tmp_path):
     assert re.search(mentions("out", name), refused(*words)) and (tmp_path / name).read_text() == "{}"
 
 
+def test_a_line_of_an_error_has_an_end(tmp_path):
+    assert len(refused("run", "x" * 1_000_000, *SMALL, "--out", tmp_path / "a")) < 2000
+
+
 def test_no_argument_is_empty(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for words in (["--out", ""], ["--out="], ["--data-dir", ""]):

@@ -52,6 +52,7 @@ def test_values(text, hint, default, value):
         ("true", float),
         ("1", bool),
         ("nan", float),
+        ("9" * 400, float),  # a whole number that no float can be
         ("(1,2,3)", tuple[float, float]),
         ("(1,a)", Sequence[int]),
         ("{1:2}", Sequence[int]),

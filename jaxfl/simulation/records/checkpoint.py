@@ -47,7 +47,8 @@ class Saved(NamedTuple):
         """Returns the state in host memory.
 
         Args:
-            like: a state (or its shapes) of the same method; leading axes may differ, since slots grow during a run.
+            like: a state (or its shapes) of the same method; leading axes may be longer here, since slots are doubled
+                during a run.
 
         Raises:
             ValueError: the checkpoint holds other arrays.
@@ -60,12 +61,22 @@ class Saved(NamedTuple):
         differing = sorted(set(wanted) ^ set(arrays)) or [
             name for name, leaf in wanted.items() if kind(arrays[name]) != kind(leaf)
         ]
+        differing = differing or _unlike_growth(wanted, arrays)
         if differing:
             raise ValueError(
                 f"{self.path} holds the state of another method or model: {', '.join(differing[:3])} differ; "
                 "resume with the configuration that wrote it, or choose another directory."
             )
         return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted])
+
+
+def _unlike_growth(wanted: dict[str, Any], arrays: dict[str, np.ndarray]) -> list[str]:
+    """Returns the names of arrays whose leading axes are not those of a state, nor of one whose slots were doubled."""
+    lengths = {name: (len(arrays[name]), leaf.shape[0]) for name, leaf in wanted.items() if leaf.shape}
+    factors = {name: held // first if first and held % first == 0 else 0 for name, (held, first) in lengths.items()}
+    factors |= {name: 1 for name, (held, first) in lengths.items() if held == first}
+    grown = max(factors.values(), default=1)
+    return [name for name, factor in factors.items() if factor not in (1, grown) or factor.bit_count() != 1]
 
 
 def save(folder: Path, state: Params, header: dict[str, Any]) -> None:

@@ -134,6 +134,32 @@ def test_another_model_is_refused(file):
         checkpoint.load(file).state(wider)
 
 
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        (".cluster", lambda array: array[:0]),
+        (".cluster", lambda array: array[:-1]),
+        (".models['bias']", lambda array: np.repeat(array, 3, 0)),
+        (".models['bias']", lambda array: np.repeat(array, 4, 0)),  # while the others were doubled once
+    ],
+)
+def test_arrays_of_lengths_that_no_state_has_are_refused(file, name, change):
+    saved, grown = checkpoint.load(file), jax.eval_shape(lambda: STATE)
+    twice = {key: np.repeat(array, 2, 0) for key, array in saved.arrays.items() if key.startswith(".models")}
+    changed = saved._replace(arrays={**saved.arrays, **twice, name: change(saved.arrays[name])})
+    with pytest.raises(ValueError, match=mentions(str(file), name.partition("[")[0])):
+        changed.state(grown)
+
+
+@pytest.mark.parametrize("value", [[], None, 5, "x"])
+@pytest.mark.parametrize("name", ["rows", "kinds"])
+def test_a_header_of_other_types_is_refused(tmp_path, name, value):
+    checkpoint.save(tmp_path, STATE, {"round": 3, name: value})
+    path = tmp_path / checkpoint.NAME
+    with pytest.raises(ValueError, match=mentions(str(path), name)):
+        checkpoint.load(path)
+
+
 def empty(path):
     path.write_bytes(b"")
 
