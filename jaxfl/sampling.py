@@ -24,13 +24,37 @@ from jaxfl.client import conduct
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.random import Stream, key_for
-from jaxfl.schema import checked
+from jaxfl.schema import checked, is_known, is_zero
 from jaxfl.typing import AnyArray, Array, Key
 
 MOST_DRAWS = 1 << 16  # clients above which a lot for each of them would take longer than many a round
 
 Sampler = Callable[[Key, Array, FederatedData, int, Plan], Cohort]
 Pattern = Literal["always", "diurnal", "random"]
+
+
+@dataclasses.dataclass(frozen=True)
+class NamedSampler:
+    """A sampler with a name.
+
+    Attributes:
+        name: in the identity of a run, see `sampler_name`.
+        draw: the function.
+        hyperparameters: the numbers that compiled programs take as an argument; None makes them constants.
+    """
+
+    name: str
+    draw: Sampler
+    hyperparameters: Any = None
+
+    def __call__(self, root: Key, round: Array, data: FederatedData, size: int, plan: Plan = Plan()) -> Cohort:
+        """Returns the cohort of a round."""
+        return self.draw(root, round, data, size, plan)
+
+    @property
+    def __name__(self) -> str:
+        """The name of a function."""
+        return self.name
 
 
 def cohort_size(cohort: int | float, data: FederatedData) -> int:
@@ -182,11 +206,11 @@ def dropouts(share: float, sampler: Sampler = uniform) -> Sampler:
         ValueError: the share is out of range.
     """
     check_sampler(sampler)
-    if not 0 <= share < 1:
+    if is_known(share) and not 0 <= share < 1:
         raise ValueError(
             f"dropouts must be a share of the cohort, 0 or more and below 1, got {share}; 0.3 is a high share."
         )
-    if not share:
+    if is_zero(share):
         return sampler
 
     def draw(root: Key, round: Array, data: FederatedData, size: int, plan: Plan = Plan()) -> Cohort:
@@ -197,7 +221,7 @@ def dropouts(share: float, sampler: Sampler = uniform) -> Sampler:
 
         return dataclasses.replace(cohort, mask=cohort.mask & ~jax.vmap(fails)(cohort.ids))
 
-    return _with_name(f"dropouts({share}, {sampler_name(sampler)})", draw)
+    return NamedSampler(f"dropouts({share}, {sampler_name(sampler)})", draw)
 
 
 @checked
@@ -253,7 +277,7 @@ def availability(
         order = jnp.argsort(ids)
         return dataclasses.replace(Cohort.of(ids[order], plan), mask=lots[order] >= 0)
 
-    return _with_name(f"availability({pattern}, {words})", draw)
+    return NamedSampler(f"availability({pattern}, {words})", draw)
 
 
 def sampler_name(sampler: Callable[..., Any]) -> str:
@@ -307,9 +331,3 @@ def _distinct_draws(root: Key, round: Array, data: FederatedData, size: int) -> 
         lambda: different,
         lambda: jnp.sort(_highest_draws(root, round, data, size)[1]).astype(ids.dtype),
     )
-
-
-def _with_name(name: str, sampler: Sampler) -> Sampler:
-    """Returns the sampler under a name."""
-    sampler.__name__ = name
-    return sampler

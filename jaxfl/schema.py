@@ -45,7 +45,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 TRACEABLE = "may be traced"
 # The type of an option whose numbers are computed with, and decide neither a shape nor a branch, but for 0, which may
-# switch something off. Runs by name make them arguments of the compiled programs, so that no number compiles anew.
+# switch something off. Runs by name make them arguments of the compiled programs, so that no number compiles anew. A
+# share of models that are left out is none: it decides a whole number of them, which is counted exactly on the host.
 Traceable = Annotated[float, TRACEABLE]
 REQUIRED = inspect.Parameter.empty  # the default of an option that must be given
 NOUNS = {

@@ -5,6 +5,7 @@
 ({'threshold': 0.6}, {'hidden': (64,)}, {'learning_rate': 0.05})
 """
 
+import functools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -39,6 +40,7 @@ from jaxfl.typing import Array, Key
 
 FORMER_NETWORK: tuple[str, dict[str, Any]] = ("mlp", {"hidden": (2048,)})
 OWNERS = ("data", "method", "model", "optimizer", "server", "run")
+MAX_SHARED_BUILDS = 32  # those of the last settings, each with a task
 
 
 class Settings(NamedTuple):
@@ -255,20 +257,28 @@ def with_numbers(settings: Settings, values: Mapping[str, Any]) -> Settings:
     return settings
 
 
+def program_text(settings: Settings) -> str:
+    """Returns a text that is equal for settings which differ in their numbers alone: these share their programs.
+
+    >>> names = "fedavg", "rotated-digits"
+    >>> program_text(route(*names, ["learning_rate=0.2"])) == program_text(route(*names, ["learning_rate=0.3"]))
+    True
+    """
+    return json.dumps(with_numbers(settings, dict.fromkeys(numbers(settings), "number")).complete())
+
+
 _shared_builds: dict[tuple, Callable[[Mapping[str, Any]], Any]] = {}
-MAX_SHARED_BUILDS = 32  # those of the last settings, each with a task
 
 
 def _shared_build(settings: Settings, make: Callable[[Settings], Any], *key: Any) -> Callable[[Mapping[str, Any]], Any]:
     """Returns `values -> make(settings with these numbers)`: one function for settings that differ in numbers alone.
 
     Args:
-        settings: all but their numbers are part of its key.
+        settings: all but their numbers, and the options of the data, are part of its key.
         make: returns what is made of settings.
         *key: what it depends on beside them.
     """
-    constant = json.dumps(with_numbers(settings, dict.fromkeys(numbers(settings), "number")).complete())
-    key = (constant, *key)
+    key = (program_text(settings._replace(data={})), *key)
     if key not in _shared_builds:
         while len(_shared_builds) >= MAX_SHARED_BUILDS:
             del _shared_builds[next(iter(_shared_builds))]
@@ -324,13 +334,27 @@ def sampler(settings: Settings) -> sampling.Sampler:
         ValueError: a number is out of range, or is not used by the chosen availability.
     """
     chosen = {option.name: settings.run.get(option.name, option.default) for option in RUN}
-    available = sampling.availability(chosen["availability"], period=chosen["availability_period"])
-    if "availability_period" in settings.run and (pattern := chosen["availability"]) != "diurnal":
+    pattern, period = chosen["availability"], chosen["availability_period"]
+    available = _available(pattern, period)
+    if "availability_period" in settings.run and pattern != "diurnal":
         raise ValueError(
-            f"availability_period needs availability=diurnal, got {chosen['availability_period']} with {pattern}; add "
+            f"availability_period needs availability=diurnal, got {period} with {pattern}; add "
             "--set availability=diurnal, or leave it out."
         )
-    return sampling.dropouts(chosen["dropouts"], available)
+
+    def make(settings: Settings) -> sampling.Sampler:
+        return sampling.dropouts(settings.run.get("dropouts", 0.0), available)
+
+    made = make(settings)
+    if made is available:  # without hyperparameters
+        return made
+    return attach(_shared_build(settings, make, "sampler", available), numbers(settings), made)
+
+
+@functools.lru_cache(MAX_SHARED_BUILDS)
+def _available(pattern: sampling.Pattern, period: float) -> sampling.Sampler:
+    """Returns the sampler of available clients: the same one for equal settings, whose programs are shared."""
+    return sampling.availability(pattern, period=period)
 
 
 def finetune(settings: Settings) -> FineTune | None:

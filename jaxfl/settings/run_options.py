@@ -70,7 +70,7 @@ RUN = (
         "clients trained at the same time on each device; auto fits the device, none takes the whole cohort",
     ),
     Option("devices", None, int | None | Literal["all"], "devices that share a round; none takes all GPUs, or cores"),
-    Option("dropouts", 0.0, float, "share of the sampled clients that fail"),
+    Option("dropouts", 0.0, float, "share of the sampled clients that fail", traceable=True),
     Option("availability", "always", sampling.Pattern, "pattern of the rounds in which a client can be sampled"),
     Option("availability_period", 24.0, float, "length of a day in rounds, for availability=diurnal"),
     Option(

@@ -75,6 +75,8 @@ RUNS = [
     ("stocfl", {}, {"threshold": 0.3, "proximal_weight": 0.2}),
     ("cfl", {}, {"learning_rate": 0.2}),
     ("ifca", {"resident": False}, {"learning_rate": 0.2}),
+    ("fedavg", {"availability": "random"}, {"dropouts": 0.3}),
+    ("fedavg", {"attack": "sign-flip", "attackers": 0.2}, {"attack_scale": 2.0, "stragglers": 0.5}),
 ]
 
 
