@@ -16,6 +16,7 @@ import jaxfl
 from docs.generate import speed
 from experiments.harness import base, results
 from experiments.speed import kernels, ours, peers, rounds
+from jaxfl.cli import sweep
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.testing.small import linear_task
 from tests.messages import mentions
@@ -194,6 +195,45 @@ def test_a_whole_command_is_timed_with_empty_caches_and_again(tmp_path, monkeypa
     with pytest.raises(SystemExit):
         script.main(["mnist"])
     assert re.search(mentions("mnist", "--data-dir"), capsys.readouterr().err)
+
+
+def test_sweeps_are_timed_in_turn_and_not_twice(tmp_path, monkeypatch, capsys):
+    script, given = importlib.import_module("experiments.speed.sweeps"), []
+
+    def run(words, cwd, env, **_):
+        for seed in range(3):
+            folder = Path(words[-1], "fedavg", f"seed-{seed}")
+            folder.mkdir(parents=True)
+            summary = {"rounds": 2, "seconds_per_round": 0.5, "compile_seconds": seed}
+            (folder / "summary.json").write_text(json.dumps(summary))
+        given.append((cwd, words[4:-2], Path(env["XDG_CACHE_HOME"])))
+        return SimpleNamespace(returncode=len(given) // 10, stderr="no such data")
+
+    monkeypatch.setattr(script.subprocess, "run", run)
+    out = tmp_path / "out.jsonl"
+    words = ["rates", "--base", str(tmp_path), "--smoke", "--out", str(out)]
+    script.main([*words, "--turns", "1"])
+    records = script.main([*words, "--turns", "3"])
+    assert [json.loads(line) for line in out.read_text().splitlines()] == records and len(given) == 9
+    assert [cwd for cwd, *_ in given] == [script.HERE, script.HERE, tmp_path] * 3
+    assert ["--jobs" in sweep for _, sweep, _ in given] == [False, True, False] * 3
+    assert len({cache for *_, cache in given}) == 9
+    assert all((one["rounds"], one["compilation"], one["runs"]) == (3.0, 2, 3) for one in records)
+    assert capsys.readouterr().out.count("goal at most 1.3") == 2
+    with pytest.raises(SystemExit, match=mentions("no such data")):
+        script.main(["digits", "--smoke", "--turns", "1"])
+
+
+def test_the_sweeps_that_are_timed_are_sweeps():
+    """Of so many runs, each with options that its methods have."""
+    script = importlib.import_module("experiments.speed.sweeps")
+    for name, runs in {"digits": 36, "stocfl": 18, "rates": 60}.items():
+        methods, *words = script.PARTS[name].words.split()
+        pairs = list(zip(words[::2], words[1::2], strict=True))
+        given = {key[2:]: value for key, value in pairs if key != "--set"}
+        items = [value for key, value in pairs if key == "--set"]
+        arguments = {"methods": methods, "given": given, "items": items, "data_dir": None, "out": "x", "html": False}
+        assert sum(map(len, sweep.jobs_of(arguments).values())) == runs
 
 
 def test_disagreeing_trees_fail(monkeypatch, tmp_path):
