@@ -25,6 +25,7 @@ for _name, _value in _XLA_FLAGS.items():
     if _name not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_name}={_value}".strip()
 os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.setdefault("JAXFL_JOBS", "1")  # sweeps are in the process of the test, however long their runs take
 # What is compiled once is read from a folder from then on, by the tests and by the processes that they start. Each
 # worker has one to itself: JAX's cache is locked only where its size is limited, and then it is slow to write to.
 if _FOLDER := os.environ.get("JAX_COMPILATION_CACHE_DIR"):  # kept, for the next run

@@ -298,11 +298,12 @@ def sweep_command(
         str,
         typer.Option(
             help="Processes that make runs side by side, each on its share of the cores, or on a GPU. "
-            "[bold]auto[/] is one for each core, or for each GPU of CUDA_VISIBLE_DEVICES, if the memory suffices.",
+            "[bold]auto[/] starts them where the runs that are left are worth it and the memory suffices: at most one "
+            "for each core, or for each GPU of CUDA_VISIBLE_DEVICES.",
             envvar="JAXFL_JOBS",
             metavar="N|auto",
         ),
-    ] = "1",
+    ] = "auto",
     quiet: Quiet = False,
 ) -> None:
     """Train several methods with several values of options and several seeds, and compare them.

@@ -35,7 +35,8 @@ from jaxfl.settings import methods as known
 from jaxfl.settings import models, options
 from jaxfl.settings.optimizers import OPTIMIZERS, SERVERS
 from jaxfl.settings.user_code import run_label
-from jaxfl.simulation.records.directory import FolderInUse, RunDirectory, lock_folder
+from jaxfl.simulation.records.directory import FolderInUse, RunDirectory
+from jaxfl.simulation.result import Callback
 from jaxfl.simulation.seeds import seeds_per_program
 
 FILE_KEYS = (
@@ -384,12 +385,10 @@ def sweep(
         if not _is_made(one, html)
     ]
     _tell_diverged(settings)
-    if (count := workers.worker_count(jobs, len(cells))) > 1:
-        pool = workers.Pool(cells, arguments, count, making.deadline, fits=jobs == "auto", quiet=quiet)
-        pool.run()
-        refused = list(pool.refused.values())
-    else:
-        refused = _run_settings(settings, making)
+    programs = {name: options.program_text(runs[0].settings) for name, runs in settings.items()}
+    pool = workers.Pool(cells, arguments, jobs, making.deadline, programs, quiet=quiet)
+    _make_settings(settings, pool, making)
+    refused = list(pool.refused.values())
     if len(refused) == len(settings):
         raise refused[0]
     for name, runs in settings.items():
@@ -489,12 +488,11 @@ def making_of(arguments: Mapping[str, Any], settings: Mapping[str, Sequence[job.
     return Making(quiet, arguments["html"], callbacks, deadline)
 
 
-def answer(what: str, name: str, one: job.Job, tools: list[job.Tools], making: Making) -> dict[str, Any]:
+def answer(what: str, one: job.Job, tools: list[job.Tools], making: Making) -> dict[str, Any]:
     """Returns the answer of a worker to a request, see `jaxfl.cli.workers`.
 
     Args:
         what: "plan", for the bytes that a run takes, or "run".
-        name: of the setting.
         one: the run.
         tools: of the setting, as `run_jobs` takes them.
         making: output, callbacks and time limit.
@@ -502,8 +500,11 @@ def answer(what: str, name: str, one: job.Job, tools: list[job.Tools], making: M
     try:
         if what == "plan":
             return {"bytes": footprint_of(one, tools).total}
-        held = _run_missing(name, [one], tools, making)
-        return {"held": bool(held), "late": making.deadline.is_over() and not _is_made(one, making.html)}
+        with workers.CompileClock() as clock:
+            held = _run_missing([one], tools, making)
+        if held or (making.deadline.is_over() and not _is_made(one, making.html)):
+            return {"held": bool(held), "late": not held}
+        return {"cost": workers.Cost.of(clock)}
     except (ValueError, OSError, MemoryError) as error:
         return {"error": str(error)}
     except Exception as error:  # of a user's method, which another process would come to as well
@@ -548,8 +549,23 @@ def _jobs_by_setting(
         first_name = names.setdefault(json.dumps(settings.complete(), sort_keys=True), point.name)
         if first_name != point.name or point.name in jobs:
             raise ValueError(f"values must differ, got {first_name!r} and {point.name!r}; leave one out.")
-        jobs[point.name] = [one._replace(resume=True) for one in runs]  # continues what was started
+        jobs[point.name] = [_on_one_device(one._replace(resume=True)) for one in runs]  # continues what was started
     return jobs
+
+
+def _on_one_device(one: job.Job) -> job.Job:
+    """Returns a run of a sweep on one device of a CPU, unless devices are chosen or the run began with others.
+
+    Runs side by side, each on a core, are made sooner than one after the other on all of them; and a run is the same,
+    bit for bit, in whichever process and beside whichever others it is made.
+    """
+    if "devices" in one.settings.run or workers.computes_on_gpus():
+        return one
+    with contextlib.suppress(ValueError):  # a damaged folder is told later
+        began = RunDirectory(one.out or "").config() if one.begun() else None
+        if began is not None and began.get("run.devices") != 1:
+            return one
+    return one._replace(settings=one.settings._replace(run=one.settings.run | {"devices": 1}))
 
 
 def _has_runs_of(folder: Path, first: job.Job) -> bool:
@@ -592,59 +608,51 @@ def _is_made(one: job.Job, html: bool) -> bool:
     return _has_all_files(one, html) or (one.done() is None and one.divergence() is not None)
 
 
-def _run_settings(settings: Mapping[str, Sequence[job.Job]], making: Making) -> list[ValueError]:
-    """Runs what is missing of all settings; returns the errors of those that were refused, which it prints.
-
-    Runs that other processes hold are skipped; in the end, those that they have not completed are run.
-    """
-    waiting, refused, told = dict(settings), [], False
+def _make_settings(settings: Mapping[str, Sequence[job.Job]], pool: workers.Pool, making: Making) -> None:
+    """Makes what is missing of all settings, in this process and by workers."""
+    jobs = {workers.Cell(name, one.seed): one for name, runs in settings.items() for one in runs}
     tools: dict[str, list[job.Tools]] = {}
-    while waiting and not making.deadline.is_over():
-        for name, jobs in list(waiting.items()):
-            try:
-                waiting[name] = _run_missing(name, jobs, tools.setdefault(name, []), making)
-            except ValueError as error:  # the other settings are run
-                refused.append(error)
-                waiting[name] = []
-                stderr().print(f"{name}: error: {error}", soft_wrap=True)
-            if not waiting[name]:
-                del waiting[name], tools[name]
-        held = [one for jobs in waiting.values() for one in jobs]
-        if held and not told:
-            told = True
-            stderr(quiet=making.quiet).print(f"{len(held)} runs are made by other processes; this one waits for them")
-        while held and all(map(_is_held, held)) and not making.deadline.is_over():
-            time.sleep(POLL)
-    return refused
+    told = set()
+
+    def make(cells: Sequence[workers.Cell], look: Callback) -> list[workers.Cell]:
+        name = cells[0].name
+        if name not in told and not pool.hired:
+            _tell_missing(name, settings[name], making)
+            told.add(name)
+        if name not in tools:
+            tools.clear()  # those of the setting before
+        quiet, callbacks = making.quiet or pool.hired, making.callbacks
+        here = making._replace(quiet=quiet, callbacks=lambda group: [*(callbacks(group) if callbacks else ()), look])
+        held = _run_missing([jobs[cell] for cell in cells], tools.setdefault(name, []), here)
+        return [workers.Cell(name, one.seed) for one in held]
+
+    for name, runs in settings.items():
+        if all(_is_made(one, making.html) for one in runs):
+            _tell_missing(name, runs, making)
+    pool.run(make, seeds_per_program)
 
 
-def _is_held(one: job.Job) -> bool:
-    """Returns whether another process holds the folder of a run."""
-    assert one.out is not None
-    try:
-        with lock_folder(one.out, "out"):
-            return False
-    except FolderInUse:
-        return True
+def _tell_missing(name: str, jobs: Sequence[job.Job], making: Making) -> None:
+    """Prints how many runs of a setting are to be made."""
+    missing = sum(not _is_made(one, making.html) for one in jobs)
+    note = f"{missing} of {len(jobs)} runs to make" if missing else "done"
+    intervals = (one.evaluated() for one in jobs if one.done() is not None)
+    other = [every for every in intervals if every is not None and every != jobs[0].eval_every]
+    if jobs[0].eval_every is not None and other:
+        note += f"; finished runs were evaluated every {min(other)} rounds, another --out evaluates them anew"
+    stderr(quiet=making.quiet).print(f"{name}: {note}", soft_wrap=True)
 
 
-def _run_missing(name: str, jobs: Sequence[job.Job], tools: list[job.Tools], making: Making) -> list[job.Job]:
+def _run_missing(jobs: Sequence[job.Job], tools: list[job.Tools], making: Making) -> list[job.Job]:
     """Runs the jobs of a setting that are not complete; returns those that other processes hold.
 
     Args:
-        name: of the setting.
         jobs: of each seed, checked.
         tools: of the setting, as `run_jobs` takes them.
         making: output, callbacks and time limit.
     """
     quiet, html = making.quiet, making.html
-    missing, console = [one for one in jobs if not _is_made(one, html)], stderr(quiet=quiet)
-    note = f"{len(missing)} of {len(jobs)} runs to make" if missing else "done"
-    intervals = (one.evaluated() for one in jobs if one.done() is not None)
-    other = [every for every in intervals if every is not None and every != jobs[0].eval_every]
-    if jobs[0].eval_every is not None and other:
-        note += f"; finished runs were evaluated every {min(other)} rounds, another --out evaluates them anew"
-    console.print(f"{name}: {note}", soft_wrap=True)
+    missing = [one for one in jobs if not _is_made(one, html)]
     held: list[job.Job] = []
     most = seeds_per_program(len(jobs))
     for begun in (True, False):  # runs that were started before come first

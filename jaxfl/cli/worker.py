@@ -21,15 +21,16 @@ def serve(requests: TextIO, answers: TextIO) -> None:
 
     Args:
         requests: a line of JSON for each, after one with the arguments: `methods`, `given`, `items`, `data_dir`, `out`
-            and `html` as `jaxfl.cli.sweep.sweep` takes them, `cores`, which the process keeps to, `cache`, whether it
-            stores compiled programs, and `parent`, the id of the process that started this one.
+            and `html` as `jaxfl.cli.sweep.sweep` takes them, `cores`, which the process keeps to, `devices`, how many
+            JAX makes of a CPU, `cache`, whether it stores compiled programs, and `parent`, the id of the process that
+            started this one.
         answers: a line for each.
     """
     arguments = json.loads(requests.readline())
     threading.Thread(target=_end_with, args=(arguments["parent"],), daemon=True).start()
     if arguments["cores"] and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, arguments["cores"])  # before JAX starts its threads
-    use_cores()
+    use_cores(arguments["devices"])
     if arguments["cache"]:
         keep_programs()
     jobs, tools = jobs_of(arguments), {}
@@ -37,7 +38,7 @@ def serve(requests: TextIO, answers: TextIO) -> None:
     while line := requests.readline():
         what, name, seed = json.loads(line)
         one = next(one for one in jobs[name] if one.seed == seed)
-        found = answer(what, name, one, tools.setdefault(name, []), making)
+        found = answer(what, one, tools.setdefault(name, []), making)
         print(json.dumps(found), file=answers, flush=True)
 
 

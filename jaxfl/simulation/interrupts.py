@@ -53,6 +53,8 @@ class Deferred:
     where there is none, a signal ends the process, as it would have. A second SIGINT, SIGTERM or SIGQUIT is that of
     the handlers before, at once.
 
+    One may be inside another, as a run of a sweep is: the outer one then has a signal that the inner one has answered.
+
     Outside of the main thread, where Python lets nobody set handlers, for signals that are ignored (as under `nohup`),
     and for other signals that the caller has a handler for, it does nothing.
 
@@ -76,6 +78,7 @@ class Deferred:
         self._pressed = False  # whether one came that is no announcement
         self._heard = 0
         self._before: dict[int, Any] = {}
+        self._outer: Deferred | None = None
 
     @property
     def asked(self) -> bool:
@@ -99,7 +102,7 @@ class Deferred:
             self._before = {number: handler for number, handler in before.items() if _may_take(number, handler)}
             for number in self._before:
                 signal.signal(number, self._note)
-            _active = self
+            self._outer, _active = _active, self
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -120,7 +123,10 @@ class Deferred:
         """Handles a signal."""
         if number not in NOTICES:
             if self._pressed:
-                self._put_back()
+                one: Deferred | None = self
+                while one is not None:
+                    one._put_back()
+                    one = one._outer
                 signal.raise_signal(number)
             self._pressed = True
         self._number = self._number or number
@@ -129,8 +135,8 @@ class Deferred:
         global _active
         for number, before in self._before.items():
             signal.signal(number, before)
-        if _active is self and not self.asked:
-            _active = None
+        if _active is self and (self._outer is not None or not self.asked):
+            _active = self._outer
 
 
 _active: Deferred | None = None  # of the main thread; one that was asked stays: it is being answered
@@ -139,7 +145,10 @@ _answered = 0
 
 def at_stake() -> bool:
     """Returns whether a run that has made rounds goes on, or stops because it was asked to."""
-    return _active is not None and _active.at_stake
+    one = _active
+    while one is not None and not one.at_stake:
+        one = one._outer
+    return one is not None
 
 
 def note_answered(number: int, frame: FrameType | None) -> None:
@@ -157,4 +166,5 @@ def _may_take(number: int, handler: Any) -> bool:
     """Returns whether a run may take a signal from the handler that is there."""
     if handler in (signal.SIG_IGN, None):  # ignored ones stay so (nohup), and so do those that Python knows nothing of
         return False
-    return number in _ENDING or handler in (signal.SIG_DFL, note_answered)
+    outer = isinstance(getattr(handler, "__self__", None), Deferred)
+    return outer or number in _ENDING or handler in (signal.SIG_DFL, note_answered)

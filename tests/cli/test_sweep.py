@@ -407,4 +407,4 @@ def test_runs_are_saved_as_often_as_the_command_says(tmp_path):
     }
     jobs = [jobs[0] for jobs in cli_sweep._jobs_by_setting(keys, values, None, tmp_path).values()]
     assert [(one.checkpoint_every, one.eval_every) for one in jobs] == [(2, 4)] * 2
-    assert [one.settings.run for one in jobs] == [{"finetune": 1}, {}]
+    assert [one.settings.run for one in jobs] == [{"finetune": 1, "devices": 1}, {"devices": 1}]

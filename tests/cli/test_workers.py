@@ -2,16 +2,19 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from jaxfl.cli import sweep as cli_sweep
 from jaxfl.cli import workers
 from jaxfl.cli.app import main
+from jaxfl.cli.run import Deadline
 from tests.messages import mentions
 
 SMALL = ["--data", "rotated-digits", "--set", "num_clients=8", "--set", "rows_per_client=20", "--set", "model=logistic"]
@@ -90,8 +93,8 @@ def start(folder, *words):
 
 
 def children_of(process):
-    with open(f"/proc/{process.pid}/task/{process.pid}/children") as file:
-        return [int(number) for number in file.read().split()]
+    lists = Path(f"/proc/{process.pid}/task").glob("*/children")  # of each thread
+    return [int(number) for numbers in lists for number in numbers.read_text().split()]
 
 
 def is_alive(number):
@@ -168,13 +171,80 @@ def test_what_ends_a_run_is_told_and_the_run_is_not_tried_again(error, monkeypat
         raise error
 
     monkeypatch.setattr(cli_sweep, "_run_missing", run_missing)
-    assert str(error) in cli_sweep.answer("run", "fedavg", None, [], cli_sweep.Making(True, False))["error"]
+    assert str(error) in cli_sweep.answer("run", None, [], cli_sweep.Making(True, False))["error"]
 
 
 @pytest.mark.parametrize("jobs", ["0", "-1", "two", ""])
 def test_a_number_of_processes(jobs):
     with pytest.raises(ValueError, match=mentions("jobs", f'"{jobs}"')):
         workers.worker_count(jobs, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(workers.usable_cores()) < 2, reason="two processes share the cores")
+@pytest.mark.parametrize("number", [None, signal.SIGTERM])
+def test_a_sweep_starts_workers_where_they_are_worth_it(number, tmp_path, monkeypatch, capsys):
+    """While its first run goes on; the numbers are those of one process, and so are the cores afterwards."""
+    words = [*SMALL, "--rounds", 3, "--seeds", "0-3", "--eval-every", 1]
+    cores = workers.usable_cores()
+    assert sweep("fedavg", *words, "--jobs", "1", "--out", tmp_path / "one") == 0
+    assert " of 4: " not in capsys.readouterr().err
+    monkeypatch.setattr(workers, "workers_worth", lambda *_: 1)
+    if number is None:
+        assert sweep("fedavg", *words, "--jobs", "auto", "--out", tmp_path / "two") == 0
+        told = capsys.readouterr().err
+        assert sorted(re.findall(r"(.) of 4: fedavg/seed", told)) == ["1", "2", "3", "4"]
+    else:
+        begun = workers.Worker.__init__
+
+        def begin(*args):
+            begun(*args)
+            os.kill(os.getpid(), number)
+
+        monkeypatch.setattr(workers.Worker, "__init__", begin)
+        assert sweep("fedavg", *words, "--rounds", 3000, "--jobs", "auto", "--out", tmp_path / "two") == 128 + number
+        assert not list(tmp_path.glob("two/*/seed-*/summary.json"))
+        assert sweep("fedavg", *words, "--jobs", "1", "--out", tmp_path / "three") == 0
+    assert workers.usable_cores() == cores
+    if number is None:
+        assert histories(tmp_path / "one") == histories(tmp_path / "two")
+
+
+def test_a_process_makes_runs_that_share_its_programs():
+    """Then those of programs that no process has, and at last the ones of the program with most of them."""
+    cells = [workers.Cell(name, seed) for name in "abcd" for seed in range(3)]
+    programs = {"a": 1, "b": 1, "c": 2, "d": 3}
+    pool = workers.Pool(cells, {}, "2", Deadline(None), programs, quiet=True)
+    assert [str(pool._next(place)) for place in (0, 1, 0, 1)] == ["a/seed-0", "c/seed-0", "a/seed-1", "c/seed-1"]
+    assert [str(pool._next(1)) for _ in range(5)] == ["c/seed-2", *(f"d/seed-{seed}" for seed in range(3)), "a/seed-2"]
+    assert [str(pool._next(place)) for place in (0, 1, 0, 0, 1)] == [
+        *(f"b/seed-{seed}" for seed in range(3)),
+        *["None"] * 2,
+    ]
+
+
+def test_a_program_is_compiled_twice_only_where_that_is_worth_it():
+    """By a sweep that starts its workers itself."""
+    cells = [workers.Cell("a", seed) for seed in range(4)]
+    for jobs, rounds, wanted in (("auto", 1.0, None), ("auto", 9.0, "a/seed-1"), ("2", 1.0, "a/seed-1")):
+        pool = workers.Pool(cells, {}, jobs, Deadline(None), {"a": 1}, quiet=True)
+        assert pool._next(0) == cells[0]
+        pool._note(1, workers.Cost(rounds, 4.0, 4.0))
+        found = pool._next(1)
+        assert (found and str(found)) == wanted
+
+
+def test_a_run_of_a_sweep_is_on_one_device_or_those_that_it_began_with(tmp_path):
+    keys = {"methods": "fedavg", "data": "rotated-digits", "seeds": "0-1"}
+    for name, files in {"seed-0": {"config.json": "{}"}, "seed-1": {"config.json": "{}", "history.jsonl": ""}}.items():
+        (tmp_path / "fedavg" / name).mkdir(parents=True)
+        for file, text in files.items():
+            (tmp_path / "fedavg" / name / file).write_text(text)
+    found = [one.settings.run for one in cli_sweep._jobs_by_setting(keys, {}, None, tmp_path)["fedavg"]]
+    assert found == [{"devices": 1}, {}]
+    values = {"devices": ["2"]}
+    found = [one.settings.run for one in cli_sweep._jobs_by_setting(keys, values, None, tmp_path)["fedavg"]]
+    assert found == [{"devices": 2}] * 2
 
 
 def test_places_share_the_cores():

@@ -121,3 +121,26 @@ def test_a_handler_of_the_caller_for_another_signal_stays():
             assert told == [signal.SIGUSR1] and not signals.asked
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("number", interrupts.SIGNALS)
+def test_of_two_the_inner_one_answers_and_the_outer_one_has_the_signal(number):
+    before = signal.signal(number, interrupts.note_answered)
+    try:
+        with pytest.raises(Stopped) as raised, deferred() as outer:
+            outer.at_stake = True
+            with deferred() as inner:
+                assert interrupts.at_stake()
+                signal.raise_signal(number)
+                assert inner.asked and not outer.asked
+            pytest.fail("it went on")
+        assert outer.number == raised.value.number == number
+        with pytest.raises(Stopped), deferred() as outer:
+            with deferred():
+                pass
+            signal.raise_signal(number)
+            assert outer.asked
+        assert signal.getsignal(number) is interrupts.note_answered
+    finally:
+        signal.signal(number, before)
+        interrupts._answered, interrupts._active = 0, None
