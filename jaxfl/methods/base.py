@@ -310,6 +310,26 @@ def takes_part(data: FederatedData) -> Array:
     return rows if data.held_out is None else rows & ~jnp.asarray(data.held_out)
 
 
+def one_cluster(state: Any, data: FederatedData, num_clusters: int, remedy: str) -> str:
+    """Returns a sentence for `Method.shortfall` if all clients that train are in one of several clusters.
+
+    Args:
+        state: with `cluster [N]`.
+        data: the federation.
+        num_clusters: K.
+        remedy: the end of the sentence.
+
+    >>> from jaxfl.data.synthetic import clustered_linear
+    >>> State = NamedTuple("State", [("cluster", np.ndarray)])
+    >>> one_cluster(State(np.zeros(4, int)), clustered_linear(4, rows=2, features=1), 3, "take start=groups")
+    'All 4 clients are in one of num_clusters=3 clusters: take start=groups.'
+    """
+    found = np.asarray(state.cluster)[clients_to_train(data)]
+    if num_clusters == 1 or len(found) < 2 or len(np.unique(found)) > 1:
+        return ""
+    return f"All {len(found)} clients are in one of num_clusters={num_clusters} clusters: {remedy}."
+
+
 def clients_to_train(data: FederatedData) -> np.ndarray:
     """Returns `takes_part` on the host, without a program of JAX."""
     rows = np.asarray(data.train.size) > 0

@@ -37,6 +37,7 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxfl import tree
@@ -360,9 +361,31 @@ def feddrift(
     def client_params(state: FedDriftState, ids: Array) -> Params:
         return tree.take(state.models, state.cluster[ids])
 
+    def model_sentence(state: FedDriftState, data: FederatedData) -> str:
+        """Returns a sentence if all clients have one model, or if none of the models that clients start with merged."""
+        found = np.asarray(state.cluster)[base.clients_to_train(data)]
+        number, merging = len(np.unique(found)), f"merge_threshold={height}"
+        if len(found) < 2 or 1 < number < len(found) or (number > 1 and start == "common"):
+            return ""
+        if number > 1:
+            return "" if eager else f"No two of the clients' own models were within {merging}: raise merge_threshold."
+        if start == "own":
+            return f"All models have merged to one within {merging}: lower merge_threshold."
+        if int(state.step) < 2:
+            return (
+                "No drift could be detected: risks are compared from the third step on, with "
+                f"rounds_per_step={rounds_per_step}, and the run had {int(state.round)} rounds; make more rounds, or "
+                "lower rounds_per_step."
+            )
+        return (
+            f"All clients have one model: no risk rose by more than threshold={threshold} from step to step, or new "
+            'models merged again; lower threshold or merge_threshold, or take start="own" for clusters that exist from '
+            "the beginning."
+        )
+
     def shortfall(state: FedDriftState, data: FederatedData) -> str:
         if int(state.step):
-            return ""
+            return model_sentence(state, data)
         return (
             "Models were neither compared nor merged: that is done between steps of "
             f"rounds_per_step={rounds_per_step} rounds, and the run had {int(state.round)}; make more rounds, or lower "

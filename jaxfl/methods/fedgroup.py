@@ -154,7 +154,12 @@ def fedgroup(
     def client_params(state: FedGroupState, ids: Array) -> Params:
         return cluster_models(state.models, state.cluster[ids], state.initial)
 
-    return Method(init, round, client_params, task, join=joining(first, vector_of), reads="everybody")
+    def shortfall(state: FedGroupState, data: FederatedData) -> str:
+        return base.one_cluster(state, data, num_clusters, "raise first_epochs, or take another seed")
+
+    return Method(
+        init, round, client_params, task, join=joining(first, vector_of), reads="everybody", shortfall=shortfall
+    )
 
 
 def draw_clients(key: Key, able: Array, count: int) -> Array:

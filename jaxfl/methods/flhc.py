@@ -24,6 +24,7 @@ largest cluster. Held-out clients are in the cluster of the nearest client that 
 later: theta is stored, and all clients train from it once more. Before round n all clients have one model.
 """
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -185,6 +186,8 @@ def flhc(
             )
         if num_clusters is None and number >= count > 1:
             return f"No two clients were within threshold={height}, so that each is alone: raise threshold."
+        if num_clusters is None and number == 1 < count and height < math.inf:
+            return f"All {count} clients merged within threshold={height} to one cluster: lower threshold."
         return ""
 
     return Method(init, round, client_params, task, assign, grow=grow, reads="everybody", shortfall=shortfall)

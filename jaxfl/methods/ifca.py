@@ -163,7 +163,8 @@ def ifca(
 
     def shortfall(state: IFCAState, data: FederatedData) -> str:
         if start != "groups" or int(state.round) > warmup_rounds or num_clusters == 1:
-            return ""
+            other = "kmeans++" if start in ("groups", "balanced") else "groups"
+            return base.one_cluster(state, data, num_clusters, f"take start={other}, another seed or fewer clusters")
         return (
             "No client has chosen a cluster to train: that follows the rounds in random groups, "
             f"warmup_rounds={warmup_rounds}, and the run had {int(state.round)} rounds; make more rounds, or lower "

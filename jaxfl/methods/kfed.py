@@ -114,7 +114,10 @@ def kfed(
     def client_params(state: KFedState, ids: Array) -> Params:
         return tree.take(state.models, state.cluster[ids])
 
-    return Method(init, round, client_params, task, reads="everybody")
+    def shortfall(state: KFedState, data: FederatedData) -> str:
+        return base.one_cluster(state, data, num_clusters, "raise first_epochs, or take other layers")
+
+    return Method(init, round, client_params, task, reads="everybody", shortfall=shortfall)
 
 
 def server_centres(points: Array, num_clusters: int, *, local: int = 1, mask: Array | None = None) -> Array:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxfl import tree
@@ -124,4 +125,12 @@ def lg_fedavg(
         common, others = tree.partition(tree.repeat(state.model, ids.shape[0]), chosen)
         return tree.combine(tree.where(state.trained[ids], tree.take(state.local, ids), common), others)
 
-    return Method(init, round, client_params, task, per_client="local")
+    def shortfall(state: LGState, data: FederatedData) -> str:
+        if np.asarray(state.trained).any():
+            return ""
+        return (
+            f"No client has personal layers, since these follow warmup_rounds={warmup_rounds} and the run had "
+            f"{int(state.round)} rounds: make more rounds, or lower warmup_rounds."
+        )
+
+    return Method(init, round, client_params, task, per_client="local", shortfall=shortfall)

@@ -158,8 +158,10 @@ def pacfl(
     join = joining(sign, chosen["angle"], chosen["linkage"], threshold if num_clusters is None else jnp.inf)
 
     def shortfall(state: PACFLState, data: FederatedData) -> str:
-        alone = int(state.num_clusters) >= base.clients_to_train(data).sum() > 1
-        if num_clusters is not None or threshold < 0 or not alone:
+        number, count = int(state.num_clusters), base.clients_to_train(data).sum()
+        if num_clusters is None and number == 1 < count and threshold < (180 if chosen["angle"] == "entry" else 90):
+            return f"All {count} clients merged within threshold={threshold} degrees to one cluster: lower threshold."
+        if num_clusters is not None or threshold < 0 or not number >= count > 1:
             return ""
         return f"No two clients were within threshold={threshold} degrees, so that each is alone: raise threshold."
 

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxfl import tree
@@ -156,7 +157,17 @@ def robust(
     def client_params(state: RobustState, ids: Array) -> Params:
         return tree.take(state.models, state.cluster[ids])
 
-    return Method(init, round, client_params, task, reads="everybody")
+    def shortfall(state: RobustState, data: FederatedData) -> str:
+        alone = base.one_cluster(state, data, num_clusters, "raise first_epochs, or lower outliers")
+        largest = int(np.bincount(np.asarray(state.cluster)[base.clients_to_train(data)], minlength=1).max())
+        if trim == 0 or int(trim * largest) or trim == 0.5:  # the median of two is their mean
+            return alone
+        return (
+            f"{alone} No client's model was left out of a mean, since trim={trim} of the {largest} clients of the "
+            "largest cluster is less than one: raise trim, or take fewer clusters."
+        ).lstrip()
+
+    return Method(init, round, client_params, task, reads="everybody", shortfall=shortfall)
 
 
 def train_cohort(

@@ -96,6 +96,10 @@ class RoundTotals:
         self.extra = {name: leaf[-1].item() for name, leaf in log.info.extra.items() if leaf.ndim == 1}
         self.seconds += seconds
 
+    def never_sampled(self, num_clients: int) -> int:
+        """Returns the number of clients that have not taken part; 0 where that is not known."""
+        return num_clients - int(self.seen, 16).bit_count() if self.seen else 0
+
     def nobody_twice(self) -> bool:
         """Returns whether no client has taken part twice; False where that is not known."""
         return self.participants == int(self.seen or "0", 16).bit_count()

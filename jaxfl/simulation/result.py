@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxfl.data.clients import FederatedData
-from jaxfl.methods.base import Method
+from jaxfl.methods.base import Method, clients_to_train
 from jaxfl.models.weights import save_weights
 from jaxfl.schema import check_type
 from jaxfl.simulation.evaluation.evaluate import client_model
@@ -77,7 +77,7 @@ def shortfall_of(method: Method, state: Any, data: FederatedData, tally: RoundTo
     """Returns sentences about what a method could not do in a run, and how to change that; an empty text if nothing.
 
     They are those of `Method.shortfall`, and for methods that keep something for each client, whether they ever used it
-    again.
+    again; and for methods that serve each client a model of its own, how many clients have not trained theirs.
 
     Args:
         method: the method.
@@ -90,6 +90,13 @@ def shortfall_of(method: Method, state: Any, data: FederatedData, tally: RoundTo
         sentences.append(
             f"No client has taken part twice, so that the {method.per_client} of clients were trained once at most: "
             "make more rounds, or sample more clients in each."
+        )
+    trains, cluster = clients_to_train(data), getattr(state, "cluster", None)
+    idle = tally.never_sampled(int(trains.sum()))
+    if idle > 0 and cluster is not None and np.array_equal(cluster, np.arange(len(trains))):  # a model for each client
+        sentences.append(
+            f"{idle} of {trains.sum()} clients have never taken part, and are tested with a model that has not been "
+            "trained on their rows: make more rounds, or sample more clients in each."
         )
     return " ".join(filter(None, sentences))
 

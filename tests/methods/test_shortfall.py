@@ -33,7 +33,28 @@ CASES = [
     ("flhc", {}, {"round": 10}, ("warmup_rounds", 10)),
     ("flhc", {}, {"round": 11, "num_clusters": 8}, ("threshold", 0.8)),
     ("flhc", {"num_clusters": 8}, {"round": 11, "num_clusters": 8}, None),
-    ("flhc", {}, {"round": 11, "num_clusters": 1}, None),
+    ("flhc", {}, {"round": 11, "num_clusters": 1}, ("8 clients", "one cluster", "threshold", 0.8)),
+    ("flhc", {"threshold": np.inf}, {"round": 11, "num_clusters": 1}, None),
+    ("flhc", {"num_clusters": 1}, {"round": 11, "num_clusters": 1}, None),
+    ("flhc", {}, {"round": 11, "num_clusters": 3}, None),
+    ("stocfl", {}, {"cluster": ONE}, ("8 clients", "one cluster", "threshold", 0.5)),
+    ("stocfl", {"threshold": "auto"}, {"cluster": ONE}, ("one cluster", "threshold", "auto")),
+    ("stocfl", {"threshold": -1.0}, {"cluster": ONE}, None),
+    ("pacfl", {}, {"num_clusters": 1}, ("8 clients", "one cluster", "threshold", 10.0)),
+    ("pacfl", {"threshold": 90.0}, {"num_clusters": 1}, None),
+    ("pacfl", {"num_clusters": 1}, {"num_clusters": 1}, None),
+    *[
+        (name, {"num_clusters": 3}, {"cluster": cluster, "round": 21}, said)
+        for name in ("ifca", "hypcluster", "fesem", "fesem_ma", "wecfl", "kfed", "robust", "fedgroup")
+        for cluster, said in ((ONE, ("8 clients", "num_clusters", 3)), (APART % 3, None))
+        if name != "robust" or said
+    ],
+    ("kfed", {"num_clusters": 1}, {"cluster": ONE}, None),
+    ("robust", {"num_clusters": 4, "trim": 0.3}, {"cluster": APART % 4}, ("trim", 0.3, "2 clients")),
+    ("robust", {"num_clusters": 2, "trim": 0.3}, {"cluster": APART % 2}, None),
+    ("robust", {"num_clusters": 4, "trim": 0.0}, {"cluster": APART % 4}, None),
+    ("lg_fedavg", {}, {"round": 10}, ("warmup_rounds", 10, "10 rounds")),
+    ("lg_fedavg", {}, {"round": 11, "trained": FEW}, None),
     ("stocfl", {}, {"cluster": APART}, ("threshold", 0.5, 8)),
     ("stocfl", {"threshold": "auto"}, {"cluster": APART}, ("threshold", "auto")),
     ("stocfl", {"threshold": 1.1}, {"cluster": APART}, None),
@@ -52,10 +73,13 @@ CASES = [
     ("layercfl", {}, {"round": 30, "trained": FEW}, ("5 of 8", "rounds")),
     ("adacfl", {}, {"round": 30, "trained": FEW}, ("5 of 8", "rounds")),
     ("hypcluster", {}, {"round": 20}, ("warmup_rounds", 20)),
-    ("hypcluster", {}, {"round": 21}, None),
-    ("ifca", {}, {"round": 1}, None),
     ("feddrift", {"slots": 2}, {"round": 10}, ("rounds_per_step", 10)),
-    ("feddrift", {"slots": 2}, {"round": 11, "step": 1}, None),
+    ("feddrift", {"slots": 2}, {"round": 11, "step": 1}, ("third", "rounds_per_step", 10, 11)),
+    ("feddrift", {"slots": 2}, {"round": 21, "step": 2}, ("one model", "threshold", 0.1, 'start="own"')),
+    ("feddrift", {"slots": 2}, {"round": 21, "step": 2, "cluster": APART % 2}, None),
+    ("feddrift", {"start": "own"}, {"round": 11, "step": 1, "cluster": APART}, ("merge_threshold", 0.1)),
+    ("feddrift", {"start": "own"}, {"round": 11, "step": 1, "cluster": ONE}, ("merged", "merge_threshold", 0.1)),
+    ("feddrift", {"start": "own"}, {"round": 11, "step": 1, "cluster": APART // 2}, None),
 ]
 
 
@@ -94,3 +118,15 @@ def test_the_table_of_a_run_says_it(tmp_path):
     for seed in (0, 1):
         summary = json.loads((tmp_path / "a" / f"seed-{seed}" / "summary.json").read_text(encoding="utf-8"))
         assert line.endswith(summary["shortfall"])
+
+
+@pytest.mark.parametrize(("name", "idle"), [("local", 4), ("scaffold", 0)])
+def test_clients_that_never_trained_their_model_are_counted(name, idle):
+    """Two rounds of two other clients; a method with a model for all clients tests that one."""
+
+    def next_clients(key, round, data, size, plan):
+        return Cohort.of((jnp.arange(size, dtype=jnp.int32) + size * round) % data.num_clients, plan)
+
+    method = methods.METHODS[name].factory(TASK, SGD, local_epochs=1)
+    said = jaxfl.run(method, DATA, rounds=2, cohort=2, sampler=next_clients).summary["shortfall"]
+    assert bool(re.search(mentions("never taken part", f"{idle} of 8 clients"), said)) == bool(idle)

@@ -172,7 +172,10 @@ def multi_centre(
     def client_params(state: FeSEMState, ids: Array) -> Params:
         return tree.take(state.centres, state.cluster[ids])
 
-    return Method(init, round, client_params, task, reads="everybody")
+    def shortfall(state: FeSEMState, data: FederatedData) -> str:
+        return base.one_cluster(state, data, num_clusters, "raise first_epochs, or take another seed or other layers")
+
+    return Method(init, round, client_params, task, reads="everybody", shortfall=shortfall)
 
 
 def local_and_e_step(

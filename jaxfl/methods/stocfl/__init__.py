@@ -235,6 +235,12 @@ def assemble(
     def shortfall(state: StoCFLState, data: FederatedData) -> str:
         cluster = np.asarray(state.cluster)
         observed = cluster[cluster >= 0]
+        if len(observed) > 1 and len(np.unique(observed)) == 1 and (rule.threshold == "auto" or rule.threshold > -1):
+            remedy = "give a threshold" if rule.threshold == "auto" else "raise threshold"
+            return (
+                f"All {len(observed)} clients that took part merged to one cluster, with threshold={rule.threshold}: "
+                f"{remedy}."
+            )
         if not 1 < len(np.unique(observed)) == len(observed) or (rule.threshold != "auto" and rule.threshold > 1):
             return ""
         if rule.threshold == "auto":
