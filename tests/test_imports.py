@@ -256,12 +256,14 @@ def test_import_jaxfl_is_light():
     code = (
         "import sys, jax, flax.linen, flax.struct, optax, chex; before = set(sys.modules); import jaxfl; jaxfl.run; "
         "jaxfl.data.load('iid-digits', num_clients=2); "
-        "print(*sorted({name.split('.')[0] for name in set(sys.modules) - before}))"
+        "print(*sorted(set(sys.modules) - before))"
     )
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    added = set(run.stdout.split())
+    modules = set(run.stdout.split())
+    added = {name.split(".")[0] for name in modules}
     assert "jaxfl" in added
     assert added & HEAVY == set()
+    assert "flax.nnx" not in modules, "it brings IPython with it"
 
 
 # The programs that JAX makes of functions are read and rewritten for speed alone, and nowhere else.

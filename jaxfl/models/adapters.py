@@ -10,21 +10,24 @@ classes whose calls are observed; the classes that others use meanwhile are not 
 import contextlib
 import functools
 import inspect
+import sys
 import types
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import flax.errors
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from flax import nnx
 
 from jaxfl import tree
 from jaxfl.models.fast.inspection import program_results
 from jaxfl.typing import Array, Key, Params
+
+if TYPE_CHECKING:
+    from flax import nnx
 
 PADDING_MESSAGE = (
     "module keeps running averages, which padding rows must not be part of; give __call__ an argument mask, and pass "
@@ -93,9 +96,22 @@ def _reads_padding(averages: Callable[..., list[Array]], init: Callable[[Key], P
 
 # `(usual, args, kwargs, context) -> outputs`, as flax.linen has it: the context knows the module and the method's name.
 CallObserver = Callable[[Callable[..., Any], Any, Any, Any], Any]
-OBSERVED_LAYERS = (nnx.Dropout, nnx.Embed, nnx.MultiHeadAttention)
+OBSERVED_LAYERS = ("Dropout", "Embed", "MultiHeadAttention")  # of flax.nnx
 _OBSERVER: ContextVar[CallObserver | None] = ContextVar("observer", default=None)
 _MODULES: ContextVar[dict[tuple[str, ...], type] | None] = ContextVar("modules", default=None)
+
+
+def nnx_classes(*names: str) -> tuple[type, ...]:
+    """Returns classes of flax.nnx; none where it is not imported, so that no object can be of them.
+
+    Its import takes as long as that of half of jaxfl, and most runs have networks of flax.linen.
+
+    >>> from flax import nnx
+    >>> nnx_classes("Module") == (nnx.Module,)
+    True
+    """
+    module = sys.modules.get("flax.nnx")
+    return () if module is None else tuple(getattr(module, name) for name in names)
 
 
 @contextlib.contextmanager
@@ -128,12 +144,14 @@ def observed_modules() -> Iterator[dict[tuple[str, ...], type]]:
         _MODULES.reset(token)
 
 
-def observe_layers(module: nnx.Module) -> None:
+def observe_layers(module: "nnx.Module") -> None:
     """Makes the calls of a module's layers go through the observer, if there is one."""
     if _OBSERVER.get() is None:
         return
+    from flax import nnx
+
     for _, layer in nnx.iter_graph(module):
-        if isinstance(layer, OBSERVED_LAYERS):
+        if isinstance(layer, nnx_classes(*OBSERVED_LAYERS)):
             layer.__class__ = _observed_class(type(layer))
 
 
@@ -178,7 +196,7 @@ class NetworkInputs(Protocol):
 class ModuleFactory(Protocol):
     """A factory of modules of flax.nnx: the class, or a function."""
 
-    def __call__(self, *, rngs: nnx.Rngs) -> nnx.Module:
+    def __call__(self, *, rngs: "nnx.Rngs") -> "nnx.Module":
         """Returns a new module, whose parameters and dropout are drawn from `rngs`."""
         ...
 
@@ -249,14 +267,14 @@ def functions_of(network: Network, example: NetworkInputs) -> Functions:
         return _linen_functions(network, example)
     if isinstance(network, Composed):
         return network.functions(example)
-    if isinstance(network, nnx.Module):
+    if isinstance(network, nnx_classes("Module")):
         name = type(network).__name__
         raise ValueError(
             f"module must be a class of flax.nnx or a function of rngs, got an instance of {name}: each seed draws "
             f"another initial model. Give the class, {name}, or a function: lambda rngs: {name}(..., rngs=rngs)."
         )
     made = network.func if isinstance(network, functools.partial) else network
-    of_class = isinstance(made, type) and issubclass(made, nnx.Module)
+    of_class = isinstance(made, type) and issubclass(made, nnx_classes("Module"))
     if of_class or (callable(network) and "rngs" in inspect.signature(network).parameters):
         return _nnx_functions(network, example)
     if isinstance(network, type) and issubclass(network, nn.Module):
@@ -372,6 +390,7 @@ def _running_functions(
 
 def _nnx_functions(make: ModuleFactory, example: NetworkInputs) -> Functions:
     """Returns the functions of a module that is made anew for each key; inside `apply` it is put together again."""
+    from flax import nnx
 
     def parts(key: Key) -> tuple[nnx.Module, Any, Any, Any]:
         module = make(rngs=nnx.Rngs(key))
@@ -435,6 +454,6 @@ def _leaf_at(model: Params, path: tuple) -> Array:
 
 def _stream_state(path: tuple, one: Any, key: Key) -> Any:
     """Returns the fresh state of one of flax.nnx's streams of random numbers: a key of its own, or a count of 0."""
-    if isinstance(one, nnx.RngCount):
+    if isinstance(one, nnx_classes("RngCount")):
         return jnp.zeros((), jnp.uint32)
     return jax.random.fold_in(key, zlib.crc32("/".join(map(str, path)).encode()))

@@ -9,17 +9,16 @@ from typing import Literal, NamedTuple
 
 import jax
 from flax import linen as nn
-from flax import nnx
 
-from jaxfl.models.adapters import observed_modules
+from jaxfl.models.adapters import nnx_classes, observed_modules
 from jaxfl.typing import Key, Params
 
 LayerKind = Literal["dense", "convolution", "recurrent", "attention"]
-# the kind of a module and of all modules in it; the first that fits
-KINDS: dict[LayerKind, tuple[type, ...]] = {
-    "recurrent": (nn.RNNCellBase, nnx.RNNCellBase),
-    "attention": (nn.MultiHeadDotProductAttention, nnx.MultiHeadAttention),
-    "dense": (nn.DenseGeneral, nn.Einsum, nnx.LinearGeneral, nnx.Einsum),  # with kernels of any number of axes
+# the kind of a module and of all modules in it, by classes of flax.linen and names of flax.nnx; the first that fits
+KINDS: dict[LayerKind, tuple[tuple[type, ...], tuple[str, ...]]] = {
+    "recurrent": ((nn.RNNCellBase,), ("RNNCellBase",)),
+    "attention": ((nn.MultiHeadDotProductAttention,), ("MultiHeadAttention",)),
+    "dense": ((nn.DenseGeneral, nn.Einsum), ("LinearGeneral", "Einsum")),  # with kernels of any number of axes
 }
 
 
@@ -67,8 +66,8 @@ def kernel_layers(init: Callable[[Key], Params]) -> list[KernelLayer]:
 
     def kind_of(path: tuple[str, ...], axes: int) -> LayerKind:
         around = [modules[path[:end]] for end in range(len(path) + 1) if path[:end] in modules]
-        for kind, classes in KINDS.items():
-            if any(issubclass(module, classes) for module in around):
+        for kind, (classes, names) in KINDS.items():
+            if any(issubclass(module, (*classes, *nnx_classes(*names))) for module in around):
                 return kind
         return "dense" if axes == 2 else "convolution"
 

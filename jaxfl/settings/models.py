@@ -11,10 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from flax import linen as nn
-from flax import nnx
 
 from jaxfl.models import networks
-from jaxfl.models.adapters import Composed, Functions, Network
+from jaxfl.models.adapters import Composed, Functions, Network, nnx_classes
 from jaxfl.schema import REQUIRED, Option, check_name, docstring_lines, installed_entry_points, load_entry_point, quoted
 from jaxfl.settings import user_code
 
@@ -57,7 +56,7 @@ def one_line_errors(name: str) -> contextlib.AbstractContextManager[None]:
 
 def _is_network(found: Any) -> bool:
     """Returns whether an object is a network, and no factory of one; an nnx instance is refused where it is used."""
-    return isinstance(found, (nn.Module, nnx.Module, Functions, Composed)) and not isinstance(found, type)
+    return isinstance(found, (nn.Module, *nnx_classes("Module"), Functions, Composed)) and not isinstance(found, type)
 
 
 def _load_user_network(name: str) -> Any:

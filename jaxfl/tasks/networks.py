@@ -8,11 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
-from flax import nnx
 
 from jaxfl import tree
 from jaxfl.data.clients import Batch, FederatedData
-from jaxfl.models.adapters import MODE_ARGUMENTS, Network, RunningAverages, functions_of, observed_calls
+from jaxfl.models.adapters import MODE_ARGUMENTS, Network, RunningAverages, functions_of, nnx_classes, observed_calls
 from jaxfl.models.fast import dense_layers, rewriting
 from jaxfl.models.fast.inspection import reads_argument
 from jaxfl.models.precision import Compute, check_products, in_bfloat16, with_float32_outputs
@@ -32,7 +31,6 @@ from jaxfl.tasks.metrics import Metrics
 from jaxfl.typing import Array, Key, Params
 
 OutputLosses = Callable[[Array, Batch], Array]
-EMBEDDINGS = (nn.Embed, nnx.Embed)
 
 
 def network_task(
@@ -229,12 +227,13 @@ def _check_layers(
             gives NaN.
     """
     pixels = data.inputs.dtype == np.uint8 or not np.issubdtype(data.inputs.dtype, np.integer)
+    embeddings = (nn.Embed, *nnx_classes("Embed"))
     tokens = 0 if pixels else int(data.inputs.max(initial=-1)) + 1
 
     def observer(train: bool):
         def call(usual, args, kwargs, context):
             module = context.module
-            if isinstance(module, EMBEDDINGS) and args and args[0] is example.x and module.num_embeddings < tokens:
+            if isinstance(module, embeddings) and args and args[0] is example.x and module.num_embeddings < tokens:
                 raise ValueError(
                     f"module must have an embedding for each of the {tokens} tokens of {data.name}, got "
                     f"{module.num_embeddings}; give CharRNN or Transformer vocabulary={tokens}, and a network of your "
@@ -244,7 +243,11 @@ def _check_layers(
             if context.method_name == "__call__" and drops:
                 given = inspect.signature(usual).bind(*args, **kwargs).arguments.get("deterministic")
                 if (getattr(module, "deterministic", None) if given is None else given) == train:
-                    own = "; or leave deterministic out, which jaxfl sets" if isinstance(module, nnx.Module) else ""
+                    own = (
+                        "; or leave deterministic out, which jaxfl sets"
+                        if isinstance(module, nnx_classes("Module"))
+                        else ""
+                    )
                     raise ValueError(
                         f"module must have its dropout on while clients train and off while they are tested, got "
                         f"{type(module).__name__} that is {'off in training' if train else 'on in a test'}; give "
