@@ -51,6 +51,17 @@ Loggers = Annotated[
         "--log", help="Log evaluations to csv, tensorboard, wandb or mlflow. Can be repeated.", metavar="NAME"
     ),
 ]
+ProcessCount = Annotated[
+    str,
+    typer.Option(
+        "--jobs",
+        help="Processes that make runs side by side, each on its share of the cores, or on a GPU. [bold]auto[/] starts "
+        "them where the runs that are left are worth it and the memory suffices: at most one for each core, or for "
+        "each GPU of CUDA_VISIBLE_DEVICES.",
+        envvar="JAXFL_JOBS",
+        metavar="N|auto",
+    ),
+]
 Patience = Annotated[
     int | None,
     typer.Option(help="Stop a run after this many evaluations without an improvement.", metavar="PATIENCE"),
@@ -294,16 +305,7 @@ def sweep_command(
     html: Annotated[
         bool, typer.Option("--html", help="Write index.html with all runs into --out, and one into each run's folder.")
     ] = False,
-    jobs: Annotated[
-        str,
-        typer.Option(
-            help="Processes that make runs side by side, each on its share of the cores, or on a GPU. "
-            "[bold]auto[/] starts them where the runs that are left are worth it and the memory suffices: at most one "
-            "for each core, or for each GPU of CUDA_VISIBLE_DEVICES.",
-            envvar="JAXFL_JOBS",
-            metavar="N|auto",
-        ),
-    ] = "auto",
+    jobs: ProcessCount = "auto",
     quiet: Quiet = False,
 ) -> None:
     """Train several methods with several values of options and several seeds, and compare them.
@@ -539,6 +541,7 @@ def reproduce_command(
         typer.Option(help="Add a row of this method, built in or your own, and run it alone; needs --out."),
     ] = None,
     items: SetItems = None,
+    jobs: ProcessCount = "1",
     clone: Clone = None,
 ) -> None:
     """Compute the missing numbers of a paper's tables, and the report.
@@ -557,6 +560,7 @@ def reproduce_command(
             out=out,
             method=method,
             items=items or (),
+            jobs=jobs,
             clone=clone,
         )
     raise typer.Exit(status)

@@ -488,6 +488,22 @@ def making_of(arguments: Mapping[str, Any], settings: Mapping[str, Sequence[job.
     return Making(quiet, arguments["html"], callbacks, deadline)
 
 
+def worker_answers(arguments: Mapping[str, Any]) -> Callable[[str, str, int], dict[str, Any]]:
+    """Returns the function by which a worker answers requests, see `jaxfl.cli.worker`.
+
+    Args:
+        arguments: as `jobs_of` takes them.
+    """
+    jobs, tools = jobs_of(arguments), {}
+    making = making_of(arguments, jobs, quiet=True)
+
+    def answer_request(what: str, name: str, seed: int) -> dict[str, Any]:
+        one = next(one for one in jobs[name] if one.seed == seed)
+        return answer(what, one, tools.setdefault(name, []), making)
+
+    return answer_request
+
+
 def answer(what: str, one: job.Job, tools: list[job.Tools], making: Making) -> dict[str, Any]:
     """Returns the answer of a worker to a request, see `jaxfl.cli.workers`.
 
@@ -549,23 +565,10 @@ def _jobs_by_setting(
         first_name = names.setdefault(json.dumps(settings.complete(), sort_keys=True), point.name)
         if first_name != point.name or point.name in jobs:
             raise ValueError(f"values must differ, got {first_name!r} and {point.name!r}; leave one out.")
-        jobs[point.name] = [_on_one_device(one._replace(resume=True)) for one in runs]  # continues what was started
+        jobs[point.name] = [
+            workers.on_one_device(one._replace(resume=True)) for one in runs
+        ]  # continues what was started
     return jobs
-
-
-def _on_one_device(one: job.Job) -> job.Job:
-    """Returns a run of a sweep on one device of a CPU, unless devices are chosen or the run began with others.
-
-    Runs side by side, each on a core, are made sooner than one after the other on all of them; and a run is the same,
-    bit for bit, in whichever process and beside whichever others it is made.
-    """
-    if "devices" in one.settings.run or workers.computes_on_gpus():
-        return one
-    with contextlib.suppress(ValueError):  # a damaged folder is told later
-        began = RunDirectory(one.out or "").config() if one.begun() else None
-        if began is not None and began.get("run.devices") != 1:
-            return one
-    return one._replace(settings=one.settings._replace(run=one.settings.run | {"devices": 1}))
 
 
 def _has_runs_of(folder: Path, first: job.Job) -> bool:

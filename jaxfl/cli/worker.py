@@ -6,11 +6,14 @@ import signal
 import sys
 import threading
 import time
-from typing import TextIO
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TextIO
 
 from jaxfl.cli import signals, streams
 from jaxfl.cli.errors import reported_errors
-from jaxfl.cli.sweep import answer, jobs_of, making_of
+from jaxfl.cli.experiments import import_experiments
+from jaxfl.cli.sweep import worker_answers
 from jaxfl.simulation.devices import keep_programs, use_cores
 
 POLL = 1.0  # seconds between looks at the process that started this one
@@ -20,10 +23,10 @@ def serve(requests: TextIO, answers: TextIO) -> None:
     """Makes the runs that requests name, and writes an answer for each.
 
     Args:
-        requests: a line of JSON for each, after one with the arguments: `methods`, `given`, `items`, `data_dir`, `out`
-            and `html` as `jaxfl.cli.sweep.sweep` takes them, `cores`, which the process keeps to, `devices`, how many
-            JAX makes of a CPU, `cache`, whether it stores compiled programs, and `parent`, the id of the process that
-            started this one.
+        requests: a line of JSON for each, after one with the arguments: those of `jaxfl.cli.sweep.jobs_of` or of an
+            experiment (`experiments.harness.run`), `cores`, which the process keeps to, `devices`, how many JAX makes
+            of a CPU, `cache`, whether it stores compiled programs, and `parent`, the id of the process that started
+            this one.
         answers: a line for each.
     """
     arguments = json.loads(requests.readline())
@@ -33,13 +36,16 @@ def serve(requests: TextIO, answers: TextIO) -> None:
     use_cores(arguments["devices"])
     if arguments["cache"]:
         keep_programs()
-    jobs, tools = jobs_of(arguments), {}
-    making = making_of(arguments, jobs, quiet=True)
+    answer = _answers_of(arguments)
     while line := requests.readline():
-        what, name, seed = json.loads(line)
-        one = next(one for one in jobs[name] if one.seed == seed)
-        found = answer(what, one, tools.setdefault(name, []), making)
-        print(json.dumps(found), file=answers, flush=True)
+        print(json.dumps(answer(*json.loads(line))), file=answers, flush=True)
+
+
+def _answers_of(arguments: Mapping[str, Any]) -> Callable[[str, str, int], dict[str, Any]]:
+    """Returns the function that answers requests, of a sweep or of an experiment."""
+    if "experiment" in arguments:
+        return import_experiments("harness.run", Path(arguments["clone"])).worker_answers(arguments)
+    return worker_answers(arguments)
 
 
 def _end_with(parent: int) -> None:

@@ -22,9 +22,11 @@ import jax
 
 from jaxfl.cli.run import Deadline
 from jaxfl.cli.tables.console import stderr
+from jaxfl.jobs.job import Job
 from jaxfl.operating_system import module_command
 from jaxfl.schema import quoted
 from jaxfl.simulation.interrupts import Deferred, Stopped
+from jaxfl.simulation.records.directory import RunDirectory
 from jaxfl.simulation.result import Callback, Event
 
 MOST_STARTS = 3  # of a run whose worker is killed, such as for lack of memory
@@ -35,14 +37,30 @@ WORTH = 0.8  # workers are started if, with them, the waiting runs take at most 
 
 
 class Cell(NamedTuple):
-    """A run of a sweep."""
+    """A run of a sweep or of an experiment."""
 
     name: str  # of the setting
     seed: int
+    label: str = ""  # what it is called; of a sweep its folder
 
     def __str__(self) -> str:
-        """Returns the folder of the run within that of the sweep."""
-        return f"{self.name}/seed-{self.seed}"
+        """Returns the label, or the folder of the run within that of the sweep."""
+        return self.label or f"{self.name}/seed-{self.seed}"
+
+
+def on_one_device(one: Job) -> Job:
+    """Returns a run on one device of a CPU, unless devices are chosen or the run began with others.
+
+    Runs side by side, each on a core, are made sooner than one after the other on all of them; and a run is the same,
+    bit for bit, in whichever process and beside whichever others it is made.
+    """
+    if "devices" in one.settings.run or computes_on_gpus():
+        return one
+    with contextlib.suppress(ValueError):  # a damaged folder is told later
+        began = RunDirectory(one.out or "").config() if one.begun() else None
+        if began is not None and began.get("run.devices") != 1:
+            return one
+    return one._replace(settings=one.settings._replace(run=one.settings.run | {"devices": 1}))
 
 
 class Places(NamedTuple):
@@ -140,7 +158,7 @@ class Worker:
         """Returns the answer to a request; None where the process ends before."""
         self.cell = cell
         try:
-            self._send([what, *cell])
+            self._send([what, cell.name, cell.seed])
             line = self._answers.readline()
         except OSError:
             line = ""
@@ -190,12 +208,12 @@ class CompileClock:
         """The seconds so far."""
         return (self._ended or time.perf_counter()) - self._began
 
-    def _add(self, event: str, seconds: float, **_: Any) -> None:
+    def _add(self, event: str, duration_secs: float, **_: Any) -> None:
         """Counts an event of JAX."""
         if "/compile/" in event:
-            self.compiling += seconds
+            self.compiling += duration_secs
             if "backend_compile" in event and programs_are_kept():
-                self.cached += seconds
+                self.cached += duration_secs
 
 
 def programs_are_kept() -> bool:
@@ -320,17 +338,25 @@ class Pool:
         self._workers: dict[int, Worker] = {}
         self._threads: list[threading.Thread] = []
         self._signals = Deferred(lambda: Stopped(0, 0, 0))
+        self._receive: Callable[[Cell, Mapping[str, Any]], None] = lambda cell, answer: None
 
-    def run(self, make: Callable[[Sequence[Cell], Callback], Sequence[Cell]], most: Callable[[int], int]) -> None:
+    def run(
+        self,
+        make: Callable[[Sequence[Cell], Callback], Sequence[Cell]],
+        most: Callable[[int], int],
+        receive: Callable[[Cell, Mapping[str, Any]], None] | None = None,
+    ) -> None:
         """Makes the runs, or all that can be made.
 
         Args:
             make: makes runs of one setting in this process, with a callback; returns those that other processes hold.
             most: returns how many of so many runs it makes at once.
+            receive: called with the answers of workers, one at a time; None needs none.
 
         Raises:
             Stopped: a signal came; each process has saved its run.
         """
+        self._receive = receive or self._receive
         with self._signals, restored_cores():
             try:
                 if self._here:
@@ -482,6 +508,7 @@ class Pool:
                 with self._lock:
                     if "cost" in answer:
                         self._note(self._programs[cell.name], Cost(*answer["cost"]))
+                    self._receive(cell, answer)
                     self._report(cell, answer.get("error"))
         worker.close()
 

@@ -29,6 +29,7 @@ from jaxfl.jobs import job
 from jaxfl.plots import style
 from jaxfl.schema import Option
 from jaxfl.settings import options, tasks
+from jaxfl.simulation import interrupts
 from jaxfl.simulation.records.history import History
 from jaxfl.simulation.result import Result
 from tests.messages import mentions
@@ -378,8 +379,18 @@ def test_some_seeds_are_those_of_the_cells_that_have_them():
 
 def test_a_signal_in_the_last_round_of_a_run_keeps_it_and_begins_no_other(small, tmp_path, monkeypatch, capsys):
     _, made = small
-    monkeypatch.setattr(run, "answered_signal", lambda: signal.SIGTERM if made else 0)
+    execute = job.execute
+
+    def execute_until_a_signal(*given):
+        result = execute(*given)
+        signal.raise_signal(signal.SIGTERM)
+        return result
+
+    monkeypatch.setattr(job, "execute", execute_until_a_signal)
+    monkeypatch.setattr(interrupts, "_answered", 0)
+    before = signal.signal(signal.SIGTERM, interrupts.note_answered)  # of the command line
     assert run.reproduce("small", "paper", out=tmp_path) == 143
+    signal.signal(signal.SIGTERM, before)
     assert made == [("FedAvg", 0)] and "the same command goes on" in capsys.readouterr().err
     assert [line["cell"] for line in results.read(tmp_path / "results.jsonl")] == ["T / FedAvg / C"]
 
@@ -394,6 +405,20 @@ class Interrupted(run.ProgressBar):
         self.rounds.append(event.round)
         if event.round == self.after:
             signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.slow
+def test_workers_make_what_one_process_makes(smoke, tmp_path):
+    """Each line once, and what failed in a worker is told."""
+    arguments = ["reproduce", "ifca", "--only", "local models", "--out", tmp_path, "--jobs", "2", "--seeds", "0,1"]
+    assert jaxfl(*arguments).exit_code == 0
+    lines = {line["id"]: line for line in results.read(tmp_path / "results.jsonl")}
+    wanted = {line["id"]: line for line in results.read(smoke / "results.jsonl")}
+    assert lines and set(lines) <= set(wanted) and not (tmp_path / "unfinished").exists()
+    for name, line in lines.items():
+        assert line["configuration"] == wanted[name]["configuration"]
+        assert line["summary"]["devices"] == 1
+        assert line["summary"]["micro_accuracy"] == pytest.approx(wanted[name]["summary"]["micro_accuracy"], abs=0.02)
 
 
 @pytest.mark.slow
@@ -434,7 +459,7 @@ def test_work_of_other_defaults_is_begun_anew(tmp_path):
 
 @pytest.mark.parametrize("name", ["report/own.png", "report/report.md", "report/report.html", "results.jsonl"])
 def test_a_folder_with_files_of_something_else_is_refused(name, small, tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "_run", None)  # nothing is run
+    monkeypatch.setattr(run, "_Maker", None)  # nothing is run
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_text("mine\n")
