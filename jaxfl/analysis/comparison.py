@@ -690,15 +690,19 @@ def _label_federations(lines: Sequence[Line]) -> list[str]:
         groups += [[]] if places[-1] == len(groups) else []
         groups[places[-1]].append(line)
     facts = [group[0].facts() for group in groups]
-    labels = []
-    for group, own in zip(groups, facts, strict=True):
+    seeds = [{seed: one for line in group for seed, one in line.fingerprints().items()} for group in groups]
+    labels: list[str] = []
+    for own, known in zip(facts, seeds, strict=True):
         alike = [other for other in facts if other.get("data") == own.get("data")]
         differing = [name for name, value in own.items() if any(other.get(name) != value for other in alike)]
         words = [f"{name.removeprefix('data.')}={own[name]}".replace(" ", "") for name in differing]
         words = list(dict.fromkeys(words))  # num_clients is an option of the data and a fact of the run
         if len(alike) > 1 and sum(other == own for other in alike) > 1:  # the same by name and options
-            words += [next(iter(group[0].fingerprints().values()))[-8:]]
-        labels.append(" ".join([str(own.get("data", "data")), *words]))
+            apart = [one for seed, one in known.items() if any(other.get(seed, one) != one for other in seeds)]
+            words += [one[-8:] for one in [*apart, *known.values()][:1]]
+        label = " ".join([str(own.get("data", "data")), *words])
+        copies = sum(one == label or one.startswith(f"{label} (") for one in labels)
+        labels.append(f"{label} ({copies + 1})" if copies else label)  # equal names would be one federation
     return [labels[place] for place in places]
 
 

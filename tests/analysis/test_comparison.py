@@ -108,6 +108,16 @@ def test_a_whole_percent_that_is_reached_is_the_target(tmp_path, best):
     assert compare(finished.read_runs([tmp_path])[0]).target == (best or None)
 
 
+@pytest.mark.parametrize("fingerprint", ["other", "an-one"])
+def test_federations_that_differ_for_one_seed_alone_are_not_paired(runs, fingerprint):
+    """Also where the ends of their fingerprints, by which they are named, are equal."""
+    shutil.rmtree(runs / "stocfl" / "seed-2")
+    write(runs / "stocfl" / "seed-2", 2, 0.89, "stocfl", fingerprint=fingerprint)
+    found = compare(finished.read_runs([runs])[0])
+    assert len(found.data) == 2 and found.differences() == {}
+    assert len(compare_by_data(finished.read_runs([runs], by_data=True)[0]).table()[0]) == 3
+
+
 def test_runs_that_were_ended_early_are_of_one_setting(tmp_path):
     for seed in range(3):
         write(tmp_path / f"seed-{seed}", seed, 0.5)
