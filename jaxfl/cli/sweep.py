@@ -200,10 +200,6 @@ def read_sweep_file(path: Path) -> tuple[dict[str, Any], dict[str, list[str]]]:
         if key == "set" or known.is_method(key):
             if not isinstance(value, dict):
                 raise ValueError(f"{key} must be a table in {path}, got {value}; write [{key}] and its options below.")
-            if empty := [option for option, values in value.items() if values == []]:
-                raise ValueError(
-                    f"{empty[0]} in [{key}] of {path} must have a value, got []; give one, or leave it out."
-                )
         elif key not in FILE_KEYS:
             raise ValueError(
                 f"unknown entry {quoted(key)} in {path}{did_you_mean(key, [*FILE_KEYS, *known.names()])} Known: "
@@ -217,7 +213,13 @@ def read_sweep_file(path: Path) -> tuple[dict[str, Any], dict[str, list[str]]]:
         for key, value in plain.pop("set", {}).items() if table == "set" else content[table].items():
             named = key if table == "set" else f"{table}.{key}"
             # to TOML, server.learning_rate is a table in a table
-            options |= {f"{named}.{n}": one for n, one in value.items()} if isinstance(value, dict) else {named: value}
+            here = {f"{named}.{n}": one for n, one in value.items()} if isinstance(value, dict) else {named: value}
+            if empty := [name for name, values in here.items() if values == []]:
+                raise ValueError(
+                    f"{empty[0].removeprefix(f'{table}.')} in [{table}] of {path} must have a value, got []; give one, "
+                    "or leave it out."
+                )
+            options |= here
     return {key: _toml_text(value) for key, value in plain.items()}, {
         key: [_toml_text(one) for one in (value if isinstance(value, list) else [value])]
         for key, value in options.items()

@@ -136,7 +136,7 @@ class LoadedRun(TrainedRun):
             ValueError: there is none, or it is of another method or network.
         """
         field = self.method.per_client
-        return restore_state(self._saved, self._prepared.shapes, field, kept=has_rows_file(self._saved, field))
+        return restore_state(self._saved, self._prepared.shapes, self.method, kept=has_rows_file(self._saved, field))
 
     @functools.cached_property
     def _prepared(self) -> Prepared:

@@ -291,8 +291,8 @@ def _train_program(spec: RunSpec, progresses: Sequence[Progress], called: Called
         return Stopped(first.done, schedule.rounds, saved, whole() if first.done == schedule.rounds else ())
 
     with Deferred(stopped) as signals:
-        field, on_host = prepared.method.per_client, prepared.host_state
-        saved = [progress.restore(prepared.shapes, field, kept=on_host) for progress in progresses]
+        method, on_host = prepared.method, prepared.host_state
+        saved = [progress.restore(prepared.shapes, method, kept=on_host) for progress in progresses]
         state = program.start(saved)
         while ahead := _ahead(signals, schedule.ahead(first.done, program.round_seconds), runs):
             state, made = program.advance(state, ahead)

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxfl.data.clients import FederatedData
-from jaxfl.methods.base import slots_of, takes_part
+from jaxfl.methods.base import Method, slots_of, takes_part
 from jaxfl.sampling import check_drawn
 from jaxfl.simulation import processes
 from jaxfl.simulation.evaluation.metrics import Evaluation
@@ -158,30 +158,31 @@ def divergence_reason(lost: int, sent: int, evaluation: Evaluation, data: Federa
     return ""
 
 
-def restore_state(saved: Saved, shapes: Any, field: str | None, *, kept: bool) -> Any:
+def restore_state(saved: Saved, shapes: Any, method: Method | None, *, kept: bool) -> Any:
     """Returns the state of a checkpoint in host memory, with host rows or without them.
 
     Args:
         saved: of a run with host rows, or without them.
         shapes: of the method's first state.
-        field: of the state that has the rows, see `Method.per_client`.
-        kept: whether they are to stay on the host.
+        method: whose state it is; None has slots that do not grow, and no rows.
+        kept: whether the rows are to stay on the host.
 
     Raises:
         ValueError: the checkpoint holds the state of another method, or its rows are not there.
     """
+    field, grow = (None, None) if method is None else (method.per_client, method.grow)
     if field is None:
-        return saved.state(shapes)
+        return saved.state(shapes, grow)
     whole, count, folder = getattr(shapes, field), shapes.cluster.shape[0], saved.path.parent
     if not has_rows_file(saved, field):
-        state = saved.state(shapes)
+        state = saved.state(shapes, grow)
         return with_field(state, field, _move_rows_to_host(getattr(state, field), folder)) if kept else state
     if processes.several():
         raise ValueError(
             f"the run in {folder} keeps rows in {NAME}, which one process can go on with, and not several."
         )
     first = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), whole)
-    state = saved.state(with_field(shapes, field, Index.empty(first, count)))
+    state = saved.state(with_field(shapes, field, Index.empty(first, count)), grow)
     rows = HostRows(getattr(state, field), folder)
     return with_field(state, field, rows if kept else rows.take(np.arange(count)))
 
@@ -280,19 +281,19 @@ class Progress:
         """Returns the history; an empty one without a file before the first record, since the file marks a run."""
         return self.history if self._resumed_at or "history" in vars(self) else History()
 
-    def restore(self, shapes: Params, field: str | None = None, *, kept: bool = False) -> Params | None:
+    def restore(self, shapes: Params, method: Method | None = None, *, kept: bool = False) -> Params | None:
         """Returns the checkpoint's state in host memory; None where the run starts.
 
         Args:
             shapes: of the method's first state; slots may have grown since.
-            field: of the state that has rows of the clients, see `Method.per_client`.
-            kept: whether they stay on the host.
+            method: whose state it is, see `restore_state`.
+            kept: whether the rows of the clients, see `Method.per_client`, stay on the host.
 
         Raises:
             ValueError: the checkpoint holds the state of another method.
         """
         start, self._start = self._start, None  # its arrays are of no use after this
-        return None if start is None else restore_state(start, shapes, field, kept=kept)
+        return None if start is None else restore_state(start, shapes, method, kept=kept)
 
     @property
     def median_round_seconds(self) -> float | None:

@@ -223,6 +223,7 @@ def test_what_cannot_be_is_refused_before_anything_runs(words, said, tmp_path, c
         ("fedavg = 3", ("fedavg", 3)),
         ("[set]\nlearning_rate = []", ("learning_rate", "[set]", "[]")),
         ("[ifca]\nnum_clusters = []", ("num_clusters", "[ifca]")),
+        ("[fedavg.server]\nlearning_rate = []", ("server.learning_rate", "[fedavg]", "[]")),
         ("cohort = [1]", ("cohort", "[1]")),
         ("methods = []", ("methods", "[]")),
         ("[data]\nnum_clients = 8", ("data", "{'num_clients': 8}")),

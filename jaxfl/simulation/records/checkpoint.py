@@ -12,6 +12,7 @@ import json
 import os
 import warnings
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,25 +44,26 @@ class Saved(NamedTuple):
     header: dict[str, Any]
     arrays: dict[str, np.ndarray]
 
-    def state(self, like: Params) -> Params:
+    def state(self, like: Params, grow: Callable[[Any], Any] | None = None) -> Params:
         """Returns the state in host memory.
 
         Args:
-            like: a state (or its shapes) of the same method; leading axes may be longer here, since slots are doubled
-                during a run.
+            like: a state (or its shapes) of the same method.
+            grow: of the method, which doubles the slots of a state: there may be more now than in `like`; or None.
 
         Raises:
             ValueError: the checkpoint holds other arrays.
         """
         wanted, arrays = _named(like), self.arrays
+        if grow is not None and wanted.keys() == arrays.keys():
+            wanted = self._grown(like, grow)
 
         def kind(leaf: Any) -> tuple[Any, ...]:
-            return np.dtype(leaf.dtype), len(leaf.shape), tuple(leaf.shape[1:])
+            return np.dtype(leaf.dtype), *leaf.shape
 
         differing = sorted(set(wanted) ^ set(arrays)) or [
             name for name, leaf in wanted.items() if kind(arrays[name]) != kind(leaf)
         ]
-        differing = differing or _unlike_growth(wanted, arrays)
         if differing:
             raise ValueError(
                 f"{self.path} holds the state of another method or model: {', '.join(differing[:3])} differ; "
@@ -69,14 +71,15 @@ class Saved(NamedTuple):
             )
         return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted])
 
-
-def _unlike_growth(wanted: dict[str, Any], arrays: dict[str, np.ndarray]) -> list[str]:
-    """Returns the names of arrays whose leading axes are not those of a state, nor of one whose slots were doubled."""
-    lengths = {name: (len(arrays[name]), leaf.shape[0]) for name, leaf in wanted.items() if leaf.shape}
-    factors = {name: held // first if first and held % first == 0 else 0 for name, (held, first) in lengths.items()}
-    factors |= {name: 1 for name, (held, first) in lengths.items() if held == first}
-    grown = max(factors.values(), default=1)
-    return [name for name, factor in factors.items() if factor not in (1, grown) or factor.bit_count() != 1]
+    def _grown(self, like: Params, grow: Callable[[Any], Any]) -> dict[str, Any]:
+        """Returns the shapes of a state whose slots are doubled until none is longer than here, by their place."""
+        shapes = jax.eval_shape(lambda: like)
+        while True:
+            larger = jax.eval_shape(grow, shapes)
+            lengths = [(leaf.shape[:1], self.arrays[name].shape[:1]) for name, leaf in _named(larger).items()]
+            if any(one > held for one, held in lengths) or jax.tree.leaves(larger) == jax.tree.leaves(shapes):
+                return _named(shapes)
+            shapes = larger
 
 
 def save(folder: Path, state: Params, header: dict[str, Any]) -> None:

@@ -147,7 +147,7 @@ def check_checkpoint(row: Row) -> None:
     with tempfile.TemporaryDirectory() as folder:
         checkpoint.save(Path(folder), state, {})
         saved = checkpoint.load(Path(folder) / checkpoint.NAME)
-        loaded = saved.state(jax.eval_shape(compiled.init, jax.random.key(0), data))
+        loaded = saved.state(jax.eval_shape(compiled.init, jax.random.key(0), data), compiled.method.grow)
     straight = compiled.run(data, cohort, rounds=1, start=state)
     assert_equal(
         compiled.run(data, cohort, rounds=1, start=loaded),

@@ -49,7 +49,8 @@ def test_round_trip(file):
 
 
 def test_slots_may_have_grown_since(file):
-    loaded = checkpoint.load(file).state(state_of(methods.stocfl, slots=2))
+    grow = methods.stocfl(linear_task(), optax.sgd(0.1), slots=2).grow
+    loaded = checkpoint.load(file).state(state_of(methods.stocfl, slots=2), grow)
     assert loaded.models["bias"].shape == (4, 3)
 
 
@@ -134,21 +135,16 @@ def test_another_model_is_refused(file):
         checkpoint.load(file).state(wider)
 
 
+@pytest.mark.parametrize("name", [".cluster", ".models['bias']"])
 @pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        (".cluster", lambda array: array[:0]),
-        (".cluster", lambda array: array[:-1]),
-        (".models['bias']", lambda array: np.repeat(array, 3, 0)),
-        (".models['bias']", lambda array: np.repeat(array, 4, 0)),  # while the others were doubled once
-    ],
+    "change", [lambda array: array[:0], lambda array: array[:-1], lambda array: np.repeat(array, 2, 0)]
 )
 def test_arrays_of_lengths_that_no_state_has_are_refused(file, name, change):
-    saved, grown = checkpoint.load(file), jax.eval_shape(lambda: STATE)
-    twice = {key: np.repeat(array, 2, 0) for key, array in saved.arrays.items() if key.startswith(".models")}
-    changed = saved._replace(arrays={**saved.arrays, **twice, name: change(saved.arrays[name])})
-    with pytest.raises(ValueError, match=mentions(str(file), name.partition("[")[0])):
-        changed.state(grown)
+    """Also those that a grown state would have, of one array alone."""
+    method, saved = methods.stocfl(linear_task(), optax.sgd(0.1), slots=2), checkpoint.load(file)
+    changed = saved._replace(arrays={**saved.arrays, name: change(saved.arrays[name])})
+    with pytest.raises(ValueError, match=mentions(str(file), ".")):
+        changed.state(state_of(methods.stocfl, slots=2), method.grow)
 
 
 @pytest.mark.parametrize("value", [[], None, 5, "x"])
