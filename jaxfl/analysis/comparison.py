@@ -506,10 +506,12 @@ class ComparisonByData(NamedTuple):
             bold: format of the best mean of each federation.
         """
         lines = [line for part in self.parts.values() for line in part.lines]
-        one_metric = len({line.metric for line in lines}) == 1
+        one_metric, most = len({line.metric for line in lines}) == 1, max(len(line.runs) for line in lines)
         header, columns = ["setting"], []
         for data, part in self.parts.items():
             names, cells = [printable(line.name) for line in part.lines], part.compared_cells(bold)
+            counts = [len(line.runs) for line in part.lines]
+            cells = [f"{cell} (n={count})" if count < most else cell for cell, count in zip(cells, counts, strict=True)]
             if part.is_mixed():
                 cells = [f"{cell} {line.title()}" for cell, line in zip(cells, part.lines, strict=True)]
             data = printable(data)
@@ -545,7 +547,9 @@ class ComparisonByData(NamedTuple):
             f"{printable(line.metric)}{' (%)' if _scale(line.metric)[0] == 100 else ''}" for line in lines
         )
         fewest, most = (pick(len(line.runs) for line in lines) for pick in (min, max))
-        seeds = "1 seed" if most == 1 else f"{most} seeds" if fewest == most else f"{fewest} to {most} seeds"
+        seeds = (
+            "1 seed" if most == 1 else f"{most} seeds" if fewest == most else f"{most} seeds, or n where it is given"
+        )
         return f"Mean and standard deviation of {' or '.join(metrics)}, {seeds}."
 
 

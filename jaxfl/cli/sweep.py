@@ -149,7 +149,7 @@ def parse_values(items: Sequence[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for item in items:
         key, equals, text = item.partition("=")
-        values = _split_at_commas(text)
+        key, values = key.strip(), [value for part in _split_at_commas(text) if (value := part.strip())]
         if not equals or not key or not values:
             raise ValueError(f"--set must be KEY=VALUE or KEY=VALUE,VALUE,..., got {quoted(item)}.")
         if key in found:
@@ -553,23 +553,23 @@ def _jobs_by_setting(
     }
     rounds, share = rounds_and_cohort(keys["data"], numbers["rounds"], keys.get("cohort"))
     jobs, names = {}, {}
-    points = grid_points(keys["methods"].split(","), values)
+    points = grid_points([method.strip() for method in keys["methods"].split(",")], values)
     names_here = {point.name for point in points}
     others = [path for path in sorted(out.glob("*/seed-*")) if path.parent.name not in names_here]
-    for point in points:
+    for place, point in enumerate(points):
         settings = options.route(point.method, keys["data"], point.items)
         every, saved = numbers["eval_every"], numbers["checkpoint_every"]
         first = job.Job(settings, rounds, share, data_dir=data_dir, eval_every=every, checkpoint_every=saved)
         first = first._replace(stop_early=numbers["stop_early"])
-        folder = None if _has_runs_of(out / point.name, first) else _find_setting_folder(others, first)
-        folder = out / point.name if folder is None else folder
+        complete = json.dumps(settings.complete(), sort_keys=True)
+        if complete in names:
+            raise ValueError(f"values must differ, got {names[complete]!r} and {point.name!r}; leave one out.")
+        same = sum(other.name == point.name for other in points[:place])  # but for characters of no file name
+        names[complete] = name = f"{point.name}-{same + 1}" if same else point.name
+        folder = None if _has_runs_of(out / name, first) else _find_setting_folder(others, first)
+        folder = out / name if folder is None else folder
         runs = [first._replace(seed=seed, out=folder / f"seed-{seed}") for seed in parse_seeds(keys.get("seeds", "0"))]
-        first_name = names.setdefault(json.dumps(settings.complete(), sort_keys=True), point.name)
-        if first_name != point.name or point.name in jobs:
-            raise ValueError(f"values must differ, got {first_name!r} and {point.name!r}; leave one out.")
-        jobs[point.name] = [
-            workers.on_one_device(one._replace(resume=True)) for one in runs
-        ]  # continues what was started
+        jobs[name] = [workers.on_one_device(one._replace(resume=True)) for one in runs]  # continues what was started
     return jobs
 
 

@@ -90,7 +90,10 @@ def has_text_form(hint: Any) -> bool:
 
 
 # flags of the command line and arguments of `run_named`, which are no options
-RUN_ARGUMENTS = ("seed", "rounds", "cohort", "eval_every", "checkpoint_every", "out", "resume", "data_dir")
+RUN_ARGUMENTS = (
+    *("seed", "seeds", "rounds", "cohort", "eval_every", "checkpoint_every", "stop_early", "time_limit", "log"),
+    *("out", "resume", "data", "data_dir", "html", "quiet"),
+)
 LARGEST_NUMBERS = {int: 2**31 - 1, float: 3.4e38}  # of int32 and float32, the types of compiled programs
 
 

@@ -118,6 +118,12 @@ def test_federations_that_differ_for_one_seed_alone_are_not_paired(runs, fingerp
     assert len(compare_by_data(finished.read_runs([runs], by_data=True)[0]).table()[0]) == 3
 
 
+def test_a_mean_of_fewer_seeds_than_others_says_so_where_no_column_does(runs):
+    shutil.rmtree(runs / "stocfl" / "seed-2")
+    _, fedavg, stocfl = (compare_by_data(finished.read_runs([runs], by_data=True)[0])).table()
+    assert "(n=2)" in stocfl[1] and "n=" not in fedavg[1]
+
+
 def test_runs_that_were_ended_early_are_of_one_setting(tmp_path):
     for seed in range(3):
         write(tmp_path / f"seed-{seed}", seed, 0.5)

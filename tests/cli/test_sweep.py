@@ -86,6 +86,33 @@ def test_an_option_is_one_with_its_owner_and_without():
         assert list(cli_sweep.merge_values({file: ["1"]}, {line: ["2"]})) == ([file, line] if both else [line])
 
 
+def settings_of(tmp_path, *items, methods="fedper"):
+    given = {"data": "rotated-digits", "rounds": "2"}
+    found = cli_sweep.jobs_of(
+        {"methods": methods, "given": given, "items": list(items), "data_dir": None, "out": tmp_path, "html": False}
+    )
+    return {name: runs[0].config() for name, runs in found.items()}
+
+
+def test_values_whose_names_of_folders_would_be_one_have_folders_of_their_own(tmp_path):
+    found = settings_of(tmp_path, "personal=Dense_0/bias,Dense_0_bias")
+    assert {name: one["method.personal"] for name, one in found.items()} == {
+        "fedper-personal=Dense_0_bias": "Dense_0/bias",
+        "fedper-personal=Dense_0_bias-2": "Dense_0_bias",
+    }
+
+
+def test_spaces_after_commas_are_no_part_of_values(tmp_path):
+    found = settings_of(tmp_path, "learning_rate = 0.1, 0.2", methods="fedavg, ifca")
+    assert list(found) == [f"{name}-learning_rate={rate}" for name in ("fedavg", "ifca") for rate in (0.1, 0.2)]
+
+
+@pytest.mark.parametrize("name", ["seeds", "data", "stop_early", "time_limit", "log", "html"])
+def test_an_argument_of_the_command_is_not_said_to_be_a_misspelt_option(tmp_path, name):
+    with pytest.raises(ValueError, match=mentions(name, f"--{name.replace('_', '-')}")):
+        settings_of(tmp_path, f"fedper.{name}=1")
+
+
 def test_options_of_the_servers_optimiser_go_to_those_that_have_one():
     wanted = {"server_optimizer": ["none", "fedadam"], "server.learning_rate": ["0.1", "1.0"], "rounds": ["2"]}
     found = cli_sweep.grid_points(["fedavg", "local"], wanted)
