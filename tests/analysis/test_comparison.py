@@ -656,7 +656,7 @@ def test_methods_by_data(tmp_path, capsys):
     assert table[2:] == [
         ["fedavg", "51.00 ± 1.00", "**91.00 ± 1.00**"],
         ["ifca", "**71.00 ± 1.00**", "81.00 ± 1.00"],
-        ["local", "-", "60.00"],
+        ["local", "-", "60.00 (n=1)"],
     ]
     assert r"ifca & \textbf{71.00 $\pm$ 1.00} & 81.00 $\pm$ 1.00" in files[1].read_text()
     frame = pandas.read_csv(files[2])
