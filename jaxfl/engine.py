@@ -4,8 +4,8 @@ A method writes the function of one client; `over_clients` runs it for the whole
 adds up the contributions. The models of all clients never exist at once: at most one chunk of them is alive, and a sum
 by cluster and a small record per client leave the chunk.
 
-The client function is called as it is. Only where a client trains in coordinates and the server needs nothing but sums
-of its kernels, `jaxfl.server.coordinate_sums` replaces it by one that does not make them.
+The client function is traced once, and its program is run as it is. Only where a client trains in coordinates and the
+server needs nothing but sums of its kernels, `jaxfl.server.coordinate_sums` replaces it by one that does not make them.
 """
 
 import dataclasses

@@ -85,6 +85,19 @@ def where(mask: Array, left: Params, right: Params) -> Params:
     return jax.tree.map(lambda a, b: jnp.where(along(mask, a), a, b), left, right)
 
 
+def where_needed(needed: Array, compute: Callable[[], Params]) -> Params:
+    """Returns the arrays that `compute()` returns, or zeros where they are not needed `[]` and not computed.
+
+    Under `jax.vmap` both are computed. The function is traced once, for the shapes too.
+
+    >>> where_needed(jnp.array(False), lambda: {"w": jnp.ones(2)})["w"].tolist()
+    [0.0, 0.0]
+    """
+    once = jax.jit(compute, inline=True)
+    shapes = jax.eval_shape(once)
+    return jax.lax.cond(needed, once, lambda: jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), shapes))
+
+
 def along(vector: Array, leaf: Array) -> Array:
     """Returns `vector [K]` reshaped to `[K, 1, ..., 1]` so that it broadcasts along the leading axes of `leaf`."""
     return vector.reshape(vector.shape + (1,) * (leaf.ndim - vector.ndim))

@@ -229,6 +229,9 @@ def test_csv_has_no_formulas_and_gives_names_back(result, tmp_path, monkeypatch)
             assert [out_of_csv(cell) for cell in read] == list(map(encodable, NAMES))
     assert frame["client"].tolist() == [str(i) for i in range(N)]  # numbers are no text
     assert list(frame.columns) == list(result.clients().columns)
+    assert text == job.csv_table(job.client_columns(result.data, result.evaluation))  # the same without pandas
+    plain = result.clients().drop(columns=["name", "group"])
+    assert job.csv_table(plain) == plain.to_csv(index=False)
 
 
 def test_json_gives_names_back(result, tmp_path):

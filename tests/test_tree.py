@@ -88,3 +88,19 @@ def test_parameters_of_half_precision_are_refused():
     """A mean of a thousand bfloat16 models was a third of them."""
     with pytest.raises(ValueError, match=mentions("module", "bfloat16", "kernel")):
         tree.check_floats("module", {"kernel": jnp.ones(2, jnp.bfloat16)})
+
+
+def test_what_is_computed_where_it_is_needed_is_traced_once():
+    calls = []
+
+    def client(data, needed):
+        def compute():
+            calls.append(0)
+            return {"w": jnp.sin(data), "n": jnp.int32(3)}
+
+        return tree.where_needed(needed, compute)
+
+    found = jax.jit(jax.vmap(client))(jnp.ones((2, 3)), jnp.array([True, False]))
+    assert len(calls) == 1
+    np.testing.assert_array_equal(found["w"], [np.sin(np.ones(3, np.float32)), np.zeros(3)])
+    assert found["n"].tolist() == [3, 0]

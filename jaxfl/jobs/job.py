@@ -37,7 +37,7 @@ from jaxfl.simulation.records.directory import CONFIG, DIVERGED, HISTORY, SUMMAR
 from jaxfl.simulation.records.history import History
 from jaxfl.simulation.records.identity import DATA_CHECKSUM, FINGERPRINT, data_identity, federation_fingerprint
 from jaxfl.simulation.records.shared import directory_at
-from jaxfl.simulation.result import Callback, Result
+from jaxfl.simulation.result import Callback, Result, client_columns
 from jaxfl.simulation.run import run
 from jaxfl.simulation.schedule import Schedule, check_checkpoints
 from jaxfl.text import csv_table
@@ -366,7 +366,7 @@ def _write_result(job: Job, result: Result) -> Result:
     try:
         if processes.first():
             with directory.name_disk_errors("all but the list of clients is kept"):
-                write_text(directory.path / CLIENTS, csv_table(result.clients()))
+                write_text(directory.path / CLIENTS, csv_table(client_columns(result.data, result.evaluation)))
             for name, draw in zip(PICTURES, (plots.convergence, plots.clusters), strict=True):
                 with directory.name_disk_errors("all but the pictures is kept"):
                     write_picture(draw(result), directory.path / name, dpi=DPI, command="run")

@@ -7,7 +7,7 @@ round uses W in nothing but a weighted sum over clients, no client has to make W
 
 `client_work` reads off the program of a client's work whether that is so; a method does not say it. Only sums without
 clusters are made in this way: of K clusters it would be K products. Where there is no such kernel, the work is the
-client function itself, and its program is not looked at.
+client function, traced, and its program is not looked at.
 """
 
 import collections
@@ -46,7 +46,7 @@ class ClientWork(NamedTuple):
     Attributes:
         run: `(shared, *example) -> (sums, ..., *coordinates)`: the results of the client function, then a
             `KernelCoordinates` for each of these kernels, whose place in `sums` has the kernel's norm `[]`. Without
-            such kernels it is the client function itself.
+            such kernels it is the client function, traced.
         sums: the shapes of the sums that `run` returns.
         places: for each of these kernels, which contribution it is in, and which of its leaves it is.
         kernels: for each of them, W_j `k * [d, h]`.
@@ -67,17 +67,14 @@ def client_work(fn: Callable[..., tuple], shared: Any, *example: Any) -> ClientW
         *example: given to one client.
     """
 
-    def work(*given: Any) -> tuple:  # JAX remembers what it has traced of a function, but must decide anew for this one
-        return fn(*given)
-
+    # traced once, for its shapes and for the clients; a new function, so that all is decided anew for this work
+    work = jax.jit(lambda *given: fn(*given), inline=True)
     with coordinates.decisions() as decided:
         shapes = jax.eval_shape(work, shared, *example)
         summed = any(one.num_clusters == 1 for one in contributions(shapes[0]))
         found = _in_coordinates(work, shared, *example) if summed and coordinates.USED in decided else None
-    if found is None or not found.places:
-        return ClientWork(fn, shapes[0], [], [])
-    coordinates.report(decided)  # the function is not called again, and nothing decided again
-    return found
+    coordinates.report(decided)  # nothing is decided again
+    return ClientWork(work, shapes[0], [], []) if found is None or not found.places else found
 
 
 def _in_coordinates(fn: Callable[..., tuple], shared: Any, *example: Any) -> ClientWork:

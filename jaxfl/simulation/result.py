@@ -322,7 +322,9 @@ class TrainedRun:
         NaN. Of classification the metrics are `accuracy` and `f1`. With `finetune` there is `finetuned_accuracy`, or
         what the main metric is, too.
         """
-        return client_table(self.data, self.evaluation)
+        import pandas
+
+        return pandas.DataFrame(client_columns(self.data, self.evaluation))
 
 
 class _ResultFields(NamedTuple):
@@ -372,10 +374,8 @@ class Result(_ResultFields, TrainedRun):
         return f"Result({self.data.name!r}, {numbers_phrase(self.summary, names)})"
 
 
-def client_table(data: FederatedData, found: Evaluation) -> "pandas.DataFrame":
-    """Returns the table of `TrainedRun.clients`."""
-    import pandas
-
+def client_columns(data: FederatedData, found: Evaluation) -> dict[str, Sequence[Any] | np.ndarray]:
+    """Returns the columns of `TrainedRun.clients`, by name."""
     group = [""] * data.num_clients
     if data.group is not None:
         names = {one: encodable(name) for one, name in enumerate(data.group_names)}
@@ -393,7 +393,7 @@ def client_table(data: FederatedData, found: Evaluation) -> "pandas.DataFrame":
     }
     if found.finetuned is not None:
         columns[f"finetuned_{found.main}"] = found.finetuned.values[found.main]
-    return pandas.DataFrame(columns)
+    return columns
 
 
 def _absence_columns(data: FederatedData) -> dict[str, np.ndarray]:

@@ -9,7 +9,7 @@ direction. Representations are comparable only for the same anchor, loss and num
 import functools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -136,7 +136,7 @@ def observing(representation: Representation, *, agreement: bool) -> Observe:
         halves = ()
         if agreement:  # a round without newcomers sorts no rows
             split = functools.partial(divide_rows, key, data.train, 0.5)
-            halves = jax.lax.cond(wanted.any(), split, functools.partial(zeros_like_result, split))
+            halves = tree.where_needed(wanted.any(), split)
             halves = tuple(replace(data, train=half) for half in halves)
 
         def client(shared, client: Array, wanted: Array):
@@ -148,20 +148,15 @@ def observing(representation: Representation, *, agreement: bool) -> Observe:
                 )
                 return Observation(representation.psi(key, anchor, data, client), share)
 
-            return (), jax.lax.cond(wanted, observation, functools.partial(zeros_like_result, observation))
+            return (), tree.where_needed(wanted, observation)
 
         def represent_cohort() -> Observation:
             return over_clients(client, (key, anchor, data, halves), cohort, wanted)[1]
 
-        # under vmap a `cond` computes both branches: this one skips a round without newcomers
-        return jax.lax.cond(wanted.any(), represent_cohort, functools.partial(zeros_like_result, represent_cohort))
+        # under vmap the clients' own conditions compute both branches: this one skips a round without newcomers
+        return tree.where_needed(wanted.any(), represent_cohort)
 
     return observe
-
-
-def zeros_like_result(function: Callable[[], Any]) -> Any:
-    """Returns zeros with the shapes and dtypes of the arrays that `function()` returns."""
-    return jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), jax.eval_shape(function))
 
 
 def represent_clients(

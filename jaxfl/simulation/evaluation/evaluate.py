@@ -62,7 +62,7 @@ def tester(method: Method, plan: Plan, shapes: Any) -> Any:
             def run() -> Totals:
                 return client_totals(method, tree.take(method.client_params(state, client[None]), 0), data, client)
 
-            return (), _run_where(real, run)
+            return (), tree.where_needed(real, run)
 
         return plan.readable(over_clients(client, (state, data), Cohort.of(ids, plan), real)[1])
 
@@ -84,7 +84,7 @@ def tuner(method: Method, finetune: FineTune, plan: Plan, shapes: Any) -> Callab
             model, finite = train(key, state, data, client)
             return client_totals(method, model, data, client), ~finite
 
-        return (), _run_where(data.test.size[client] > 0, run)
+        return (), tree.where_needed(data.test.size[client] > 0, run)
 
     def tune(key: Key, state: Any, data: FederatedData, ids: Array, real: Array) -> Any:
         cohort = by_size(data, Cohort(ids, real, plan))
@@ -98,12 +98,6 @@ def tuner(method: Method, finetune: FineTune, plan: Plan, shapes: Any) -> Callab
         return plan.readable(in_order)
 
     return tune
-
-
-def _run_where(real: Array, run: Callable[[], Any]) -> Any:
-    """Returns the result of `run`, or zeros where it is not needed; with one client at a time it is then skipped."""
-    shapes = jax.eval_shape(run)
-    return jax.lax.cond(real, run, lambda: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))
 
 
 def client_totals(method: Method, model: Any, data: FederatedData, client: Array) -> Totals:
