@@ -18,7 +18,7 @@ from jaxfl.simulation.records.identity import DATA_CHECKSUM
 # What a run's numbers do not depend on, but for rounding.
 MACHINE_OPTIONS = ("run.chunk", "run.devices", "run.resident", "run.fast_forms")
 # Entries of a setting that are of its federation and its budget, beside the options of the data.
-DATA_ENTRIES = ("data", "rounds", "cohort", "run.test_rows", "run.eval_clients", DATA_CHECKSUM)
+DATA_ENTRIES = ("data", "rounds", "cohort", "run.eval_clients", DATA_CHECKSUM)
 
 EMPTY: tuple[Any, ...] = (None, "", [], {})  # values of options that choose nothing
 

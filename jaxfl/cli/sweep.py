@@ -27,7 +27,7 @@ from jaxfl.cli.run import (
 from jaxfl.cli.run_page import PAGE
 from jaxfl.cli.signals import TRY_AGAIN
 from jaxfl.cli.tables.console import print_parts, stderr, stdout
-from jaxfl.data.bounded import check_nesting
+from jaxfl.data.bounded import check_nesting, check_regular
 from jaxfl.files import check_output, signature
 from jaxfl.jobs import job
 from jaxfl.schema import REQUIRED, Option, did_you_mean, quoted
@@ -185,6 +185,7 @@ def read_sweep_file(path: Path) -> tuple[dict[str, Any], dict[str, list[str]]]:
         OSError: the file cannot be read.
     """
     try:
+        check_regular(path)
         content = tomllib.loads(path.read_text(encoding="utf-8"))
         check_nesting(content)
     except OSError as error:

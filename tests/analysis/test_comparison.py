@@ -631,6 +631,11 @@ def test_a_run_and_its_folder_say_on_which_federation_it_was(tmp_path, empty_pic
     }
 
 
+def test_runs_on_one_federation_that_are_tested_otherwise_are_two_rows():
+    settings = [{"method": "fedavg", "data": "iid-digits", "run.test_rows": rows} for rows in (None, 30)]
+    assert finished.setting_names(settings, by_data=True) == ["fedavg", "fedavg test_rows=30"]
+
+
 def test_methods_by_data(tmp_path, capsys):
     """A column for each federation with its own best; what differs between federations alone is not in the names."""
     for data, rate, accuracies in (("rotated-digits", 0.1, (0.5, 0.7)), ("iid-digits", 0.3, (0.9, 0.8))):

@@ -1,6 +1,7 @@
 """A sweep: which runs it is, that nothing is made twice, and what is refused."""
 
 import json
+import os
 import re
 import shutil
 import threading
@@ -263,6 +264,13 @@ def test_a_file_of_something_else_is_refused(text, said, tmp_path):
     path = tmp_path / "sweep.toml"
     path.write_text(text)
     with pytest.raises(ValueError, match=mentions(*said)):
+        cli_sweep.read_sweep_file(path)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
+def test_what_is_no_file_is_not_read(make, tmp_path):
+    make(path := tmp_path / "sweep.toml")
+    with pytest.raises(ValueError, match=mentions("sweep.toml", "file")):
         cli_sweep.read_sweep_file(path)
 
 
