@@ -96,11 +96,11 @@ def test_what_is_computed_where_it_is_needed_is_traced_once():
     def client(data, needed):
         def compute():
             calls.append(0)
-            return {"w": jnp.sin(data), "n": jnp.int32(3)}
+            return {"w": 2 * data, "n": jnp.int32(3)}
 
         return tree.where_needed(needed, compute)
 
     found = jax.jit(jax.vmap(client))(jnp.ones((2, 3)), jnp.array([True, False]))
     assert len(calls) == 1
-    np.testing.assert_array_equal(found["w"], [np.sin(np.ones(3, np.float32)), np.zeros(3)])
+    assert found["w"].tolist() == [[2, 2, 2], [0, 0, 0]]
     assert found["n"].tolist() == [3, 0]
