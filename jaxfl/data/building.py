@@ -24,6 +24,7 @@ STANDARDISE = "subtract the mean of each column and divide by its standard devia
 # Remedies for inputs of other types, by NumPy's kind.
 CONVERSIONS = {
     "b": "use astype(np.float32)",
+    "c": "use np.stack([values.real, values.imag], -1)",
     "M": "subtract the first time and divide by np.timedelta64(1, 's')",
     "m": "divide by np.timedelta64(1, 's')",
     "V": "use numpy.lib.recfunctions.structured_to_unstructured",
@@ -82,6 +83,8 @@ def federate(
     """
     schema.check_type("num_classes", num_classes, int | None)
     inputs, labels = plain_array("inputs", inputs), plain_array("labels", labels)
+    if not inputs.ndim:
+        raise ValueError(f"inputs must be [P, ...], a row for each example, got one value, {inputs.item()!r}.")
     train, test = _pack_split("train", train), _pack_split("test", test)
     if not len(train.start):
         raise ValueError("train must have the rows of at least one client, got none.")
@@ -123,9 +126,9 @@ def federate(
         std=std,
         num_classes=num_classes,
         name=name,
-        group_names=tuple(map(str, group_names)),
-        class_names=tuple(map(str, class_names)),
-        client_names=tuple(map(str, client_names)),
+        group_names=_name_texts(group_names),
+        class_names=_name_texts(class_names),
+        client_names=_name_texts(client_names),
     )
     check_client_lists(data)
     check_names(data)
@@ -148,6 +151,12 @@ def _pack_split(name: str, parts: Sequence[np.ndarray] | Split) -> Split:
         return Split.pack(number_lists(name, parts, "client"))
     lists = {field: _whole_numbers(f"{name}.{field}", getattr(parts, field)) for field in ("rows", "start", "size")}
     return dataclasses.replace(parts, **lists)
+
+
+def _name_texts(names: Sequence[Any] | None) -> tuple[str, ...]:
+    """Returns names as texts; those in bytes are decoded, and None is no names."""
+    listed = () if names is None else names
+    return tuple(one.decode("utf-8", "backslashreplace") if isinstance(one, bytes) else str(one) for one in listed)
 
 
 def _whole_numbers(name: str, values: np.ndarray | None) -> np.ndarray | None:

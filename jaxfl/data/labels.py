@@ -65,6 +65,8 @@ def prepare_labels(inputs: np.ndarray, labels: np.ndarray, num_classes: int | No
         names = "; convert names to classes by np.unique(labels, return_inverse=True)[1]"
         if labels.dtype.kind in "mM":
             names = "; convert times to numbers by (labels - labels.min()) / np.timedelta64(1, 's')"
+        if labels.dtype.kind == "c":
+            names = "; predict two numbers, np.stack([labels.real, labels.imag], 1)"
         raise ValueError(
             f"labels must have shape [{len(inputs)}], one per row of inputs, or [{len(inputs)}, L], got "
             f"{labels.dtype} of shape {labels.shape}{'' if labels.dtype.kind in 'iufb' else names}."

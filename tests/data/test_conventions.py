@@ -65,6 +65,9 @@ class OnAccelerator:
         ({"held_out": np.ma.masked_array([True, False], [True, False])}, ("held_out", "masked")),
         ({"inputs": {"a": FLOATS}}, ("inputs", "dict")),
         ({"inputs": np.zeros((COUNT, 0))}, ("inputs", "(12, 0)")),
+        ({"inputs": np.float32(2.5)}, ("inputs", "[P, ...]", 2.5)),
+        ({"inputs": FLOATS + 1j}, ("inputs", "complex64", "np.stack([values.real, values.imag], -1)")),
+        ({"labels": CLASSES + 1j}, ("labels", "complex128", "np.stack([labels.real, labels.imag], 1)")),
         ({"inputs": np.zeros((COUNT, 0, 3), int)}, ("inputs", "(12, 0, 3)")),
         ({"class_names": ["a", "b", "a", "c"]}, ("class_names", "a", "twice")),
         ({"class_names": ["a", "b", "c"]}, ("class_names", 4, 3)),
@@ -186,3 +189,9 @@ def test_a_file_with_one_label_is_told_once(tmp_path, recwarn, labels, said):
     data.load("iid-npz", data_dir=tmp_path / "own.npz", num_clients=2)
     (warning,) = recwarn.list
     assert re.search(mentions("labels", said, labels[0], "12 rows"), str(warning.message))
+
+
+def test_names_may_be_bytes_or_none():
+    fed = federate(class_names=np.array(["a", "b", "c", "\u00e9"]).astype(object), client_names=None)
+    assert (fed.class_names, fed.client_names) == (("a", "b", "c", "\u00e9"), ())
+    assert federate(client_names=[b"a", "\u00e9".encode()]).client_names == ("a", "\u00e9")

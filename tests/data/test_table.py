@@ -324,6 +324,10 @@ def test_times_are_predicted_in_no_unit_of_their_own(tmp_path, dtype, kind):
     with pytest.raises(ValueError, match=mentions("times.parquet", "at", str(np.dtype(dtype)), "scale_target=true")):
         table.load(tmp_path / "times.parquet", **asked)
     assert table.load(tmp_path / "times.parquet", **asked, scale_target=True).num_classes == 1
+    frame = FRAME.assign(at=pd.date_range("2024", periods=30, tz="UTC"))
+    frame.to_parquet(tmp_path / "times.parquet")
+    with pytest.raises(ValueError, match=mentions("times.parquet", "at", "Timestamp", "scale_target=true")):
+        table.load(tmp_path / "times.parquet", **asked)
 
 
 def test_a_target_of_few_whole_numbers_is_told_once_and_not_where_its_kind_is_given(tmp_path, recwarn):
@@ -332,3 +336,19 @@ def test_a_target_of_few_whole_numbers_is_told_once_and_not_where_its_kind_is_gi
         data.load("iid-table", data_dir=path, target="stars", numbers="size", num_clients=3, target_kind=kind)
         assert len(recwarn.list) == said
         assert not said or re.search(mentions("stars", "0 to 4", "target_kind=class"), str(recwarn.pop().message))
+
+
+@pytest.mark.parametrize(
+    ("column", "one", "other"),
+    [("sold", "yes", "Yes"), ("sold", "no", "no "), ("who", "ann", " ann"), ("who", "J\u00f6", "Jo\u0308")],
+)
+def test_names_that_look_alike_are_told(tmp_path, column, one, other):
+    values = [one if row % 2 else other for row in range(30)]
+    path = written(tmp_path, frame=FRAME.assign(**{column: values}))
+    with pytest.warns(UserWarning, match=mentions("goods.csv", column, "different names")):
+        assert len(np.unique(table.load(path, target="sold", client="who", categories="colour:site").labels)) == 2
+
+
+def test_ids_that_differ_in_their_case_are_not_told(tmp_path):
+    frame = FRAME.assign(who=[f"{'Ab'[row % 2]}x" if row % 3 else "ax" for row in range(30)])
+    table.load(written(tmp_path, frame=frame), target="sold", client="who", categories="colour:site")

@@ -10,6 +10,7 @@ import datetime
 import decimal
 import functools
 import re
+import unicodedata
 import warnings
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -143,9 +144,11 @@ def read_source(
         target.dtype != bool and not _parse_numbers(target)[1]
     )  # truth values are names, as those of a csv file are
     if target_kind == "number" or (target_kind == "auto" and counts):
-        if target.dtype.kind in "mM" and not scale_target:
+        of_zone = target.dtype == object and isinstance(target[0], datetime.datetime | datetime.timedelta)
+        if (target.dtype.kind in "mM" or of_zone) and not scale_target:
+            got = type(target[0]).__name__ if of_zone else target.dtype
             raise ValueError(
-                f"{path}: {roles.target} must be numbers of a unit, got {target.dtype}; write a column "
+                f"{path}: {roles.target} must be numbers of a unit, got {got}; write a column "
                 "of days or seconds since some time, or set scale_target=true."
             )
         labels, num_classes = _number_column(path, roles.target, target, or_else="leave target_kind=number out"), 1
@@ -169,8 +172,12 @@ def read_source(
         texts = _text_column(path, roles.target, target)
         if target_kind == "auto":
             _check_class_texts(f"{path}: {roles.target}", texts)
+        _warn_alike_texts(f"{path}: {roles.target}", texts, case=False)
         names, labels = np.unique(texts, return_inverse=True)
         class_names, num_classes = tuple(names.tolist()), len(names)
+    clients = _text_column(path, roles.client, frame[roles.client]) if roles.client else None
+    if clients is not None:
+        _warn_alike_texts(f"{path}: {roles.client}", clients, case=True)
     groups, group_names = None, np.zeros(0, str)
     if roles.group:
         group_names, groups = np.unique(_text_column(path, roles.group, frame[roles.group]), return_inverse=True)
@@ -179,7 +186,7 @@ def read_source(
         inputs,
         labels,
         num_classes,
-        clients=_text_column(path, roles.client, frame[roles.client]) if roles.client else None,
+        clients=clients,
         client_groups=groups,
         group_names=tuple(group_names.tolist()),
         class_names=class_names,
@@ -309,6 +316,25 @@ def _check_class_texts(name: str, texts: np.ndarray) -> None:
             "target_kind=class.",
             stacklevel=2,
         )
+
+
+def _warn_alike_texts(name: str, texts: np.ndarray, *, case: bool) -> None:
+    """Warns of texts that differ in spaces at their ends or in the form of their accents alone, or in their case.
+
+    Args:
+        name: of the column, for the message.
+        texts: its values.
+        case: whether texts that differ in their case alone are different on purpose, such as ids.
+    """
+    known: dict[str, str] = {}
+    for text in np.unique(texts).tolist():
+        plain = unicodedata.normalize("NFC", text.strip())
+        if (other := known.setdefault(plain if case else plain.casefold(), text)) != text:
+            warnings.warn(
+                f"{name} has {other!r} and {text!r}, which are different names here; write one name in one way.",
+                stacklevel=2,
+            )
+            return
 
 
 def _number_column(path: Path, name: str, values: np.ndarray, or_else: str = "") -> np.ndarray:
