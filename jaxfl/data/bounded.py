@@ -146,8 +146,8 @@ def read_content(path: Path) -> bytes:
     return unpacked
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """Returns the JSON object of a file.
+def read_object(path: Path, most: int = TEXT) -> dict[str, Any]:
+    """Returns the JSON object of a file of at most so many bytes.
 
     Raises:
         OSError: the file cannot be opened.
@@ -155,14 +155,14 @@ def read_object(path: Path) -> dict[str, Any]:
     """
     check_regular(path)
     with path.open("rb") as file:
-        value = parse_json(file.read(TEXT + 1))
+        value = parse_json(file.read(most + 1), most)
     if not isinstance(value, dict):
         raise ValueError(f"it must be an object, got a {type(value).__name__}")
     return value
 
 
-def parse_json(text: str | bytes) -> Any:
-    """Returns the value of a JSON text.
+def parse_json(text: str | bytes, most: int = TEXT) -> Any:
+    """Returns the value of a JSON text of at most so many bytes.
 
     Raises:
         ValueError: the text is not JSON, is too long, is nested too deeply, or has a whole number beyond 64 bits.
@@ -170,8 +170,8 @@ def parse_json(text: str | bytes) -> Any:
     >>> parse_json('{"round": 3}'), parse_json(b"[1]")
     ({'round': 3}, [1])
     """
-    if len(text) > TEXT:
-        raise ValueError(f"it must have at most {TEXT:,} bytes")
+    if len(text) > most:
+        raise ValueError(f"it must have at most {most:,} bytes")
     try:
         value = json.loads(text, parse_int=_parse_int)
     except RecursionError as error:

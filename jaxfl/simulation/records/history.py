@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 CLUSTERS = "clusters.jsonl"  # beside the history
 MAX_CLUSTER = 1 << 24  # a cluster is the index of a slot, and there are no more
+MAX_BYTES = 1 << 22  # of a config or a summary: a table of texts that are longer would take minutes
 MAX_FOLLOWED = 10_000  # clients whose clusters are kept at every evaluation; of more, none are
 
 EntryTypes = Mapping[str, tuple[type, ...]]
@@ -196,7 +197,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        return bounded.read_object(path)
+        return bounded.read_object(path, MAX_BYTES)
     except ValueError as error:
         raise ValueError(f"{path} is no JSON ({error}); remove it or choose another directory.") from error
 

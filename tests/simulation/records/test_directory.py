@@ -169,6 +169,13 @@ def test_a_write_that_is_killed_leaves_the_old_file(held, monkeypatch):
     assert held.config() is not None and held.config()["method"] == "fedavg"
 
 
+@pytest.mark.parametrize("name", [CONFIG, "summary.json"])
+def test_a_text_that_would_fill_a_screen_for_minutes_is_refused(held, name):
+    (held.path / name).write_text(json.dumps(CFG | {"data": "x" * 5_000_000}))
+    with pytest.raises(ValueError, match=mentions(name, "bytes")):
+        held.check_readable()
+
+
 def test_what_is_no_json_is_named(held):
     (held.path / CONFIG).write_text(json.dumps(CFG)[:20])
     with pytest.raises(ValueError, match=mentions("config.json", "JSON")):
