@@ -24,6 +24,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.server import aggregate, coordinate_sums
 from jaxfl.server.aggregate import add_many, add_one
 from jaxfl.server.coordinate_sums import PRODUCT_CLIENTS, ClientWork
+from jaxfl.server.wire_context import active_wire
 from jaxfl.typing import Array, Params
 
 # Bytes of rows that are written at once, by devices that wait for each other; at least the rows of PRODUCT_CLIENTS.
@@ -110,7 +111,16 @@ def over_owners(
 def _over_cohort(
     fn: Callable[..., tuple], shared: Any, cohort: Cohort, own: Params | None, rows: Sequence[Params]
 ) -> tuple[Any, Any, Params | None]:
-    """Returns `over_owners`, or where `own` is None `over_clients`: on one device, or spread over several."""
+    """Returns `over_owners`, or where `own` is None `over_clients`: through the wire, where one is set."""
+    if (wire := active_wire()) is not None:
+        return wire.over(_run_cohort, fn, shared, cohort, own, rows)
+    return _run_cohort(fn, shared, cohort, own, rows)
+
+
+def _run_cohort(
+    fn: Callable[..., tuple], shared: Any, cohort: Cohort, own: Params | None, rows: Sequence[Params]
+) -> tuple[Any, Any, Params | None]:
+    """Returns `_over_cohort` without a wire: on one device, or spread over several."""
     shared = jax.tree.map(jnp.asarray, shared)  # data still in host memory: NumPy arrays take no traced index
     mesh, count = cohort.plan.mesh, cohort.ids.shape[0]
     chunk, padding = _chunk_and_padding(cohort.plan, count)

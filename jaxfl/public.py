@@ -2,7 +2,7 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-from jaxfl import bench, data, methods, models, plots, testing
+from jaxfl import bench, data, methods, models, plots, testing, wire
 from jaxfl.analysis.choice import Choice, choose_num_clusters, elbow
 from jaxfl.analysis.class_confusion import ClassConfusion, class_confusion
 from jaxfl.analysis.layer_profile import LayerProfile, layer_profile
@@ -35,6 +35,7 @@ from jaxfl.tasks import (
     start_from,
     supervised,
 )
+from jaxfl.wire import wired
 
 try:
     __version__ = version("jaxfl")
@@ -89,4 +90,6 @@ __all__ = [
     "testing",
     "threshold_sweep",
     "use_cores",
+    "wire",
+    "wired",
 ]

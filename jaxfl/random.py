@@ -36,6 +36,7 @@ class Stream(enum.IntEnum):
     FINETUNE = 11  # batches of the fine-tuning before a test
     REPRESENTATION = 12  # a client's representation, which is compared with those of others
     HEADS = 13  # batches of the layers that a client keeps for itself
+    WIRE = 14  # roundings and places of a channel
 
 
 def check_seed(seed: int) -> int:

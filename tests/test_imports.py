@@ -26,6 +26,7 @@ FLOORS = (
     ("server", "sampling"),
     ("engine",),
     ("methods",),
+    ("wire",),
     ("simulation",),
     ("settings",),
     ("analysis", "bench", "testing"),

@@ -187,6 +187,7 @@ def check(job: Job) -> None:
     options.optimizer(job.settings)
     options.server_optimizer(job.settings)
     options.sampler(job.settings)
+    options.channel(job.settings)
     options.finetune(job.settings)
     options.schedule(job.settings)
     if directory := job.directory():

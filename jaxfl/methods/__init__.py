@@ -27,6 +27,7 @@ from jaxfl.methods.feddyn import feddyn as feddyn
 from jaxfl.methods.fedem import PRESETS as FEDEM_PRESETS
 from jaxfl.methods.fedem import fedem as fedem
 from jaxfl.methods.fedgroup import fedgroup as fedgroup
+from jaxfl.methods.fednova import NO_WIRE as FEDNOVA_NO_WIRE
 from jaxfl.methods.fednova import PRESETS as FEDNOVA_PRESETS
 from jaxfl.methods.fednova import fednova as fednova
 from jaxfl.methods.fedper import fedper as fedper
@@ -40,6 +41,7 @@ from jaxfl.methods.flhc import flhc as flhc
 from jaxfl.methods.hypcluster import hypcluster as hypcluster
 from jaxfl.methods.ifca import ifca as ifca
 from jaxfl.methods.kfed import kfed as kfed
+from jaxfl.methods.lg_fedavg import NO_WIRE as LG_FEDAVG_NO_WIRE
 from jaxfl.methods.lg_fedavg import lg_fedavg as lg_fedavg
 from jaxfl.methods.local import local as local
 from jaxfl.methods.pacfl import PRESETS as PACFL_PRESETS
@@ -56,6 +58,8 @@ from jaxfl.methods.stocfl import stocfl
 from jaxfl.methods.wecfl import PRESETS as WECFL_PRESETS
 from jaxfl.methods.wecfl import wecfl as wecfl
 
+SINGLE_MODELS = "its server compares the models of single clients, and does not add them up"
+
 GLOBAL: dict[str, Row] = {  # one model for all clients
     "fedavg": Row(fedavg, "one global model, averaged local models", "McMahan et al., AISTATS 2017"),
     "fedsgd": Row(fedsgd, "one global model, averaged full-batch gradients", "McMahan et al., AISTATS 2017"),
@@ -66,6 +70,7 @@ GLOBAL: dict[str, Row] = {  # one model for all clients
         "FedAvg of updates that are normalised by their numbers of local steps",
         "Wang et al., NeurIPS 2020",
         presets=FEDNOVA_PRESETS,
+        no_wire=FEDNOVA_NO_WIRE,
     ),
     "scaffold": Row(
         scaffold,
@@ -83,7 +88,7 @@ GLOBAL: dict[str, Row] = {  # one model for all clients
 }
 
 PERSONAL: dict[str, Row] = {  # a model for each client, or a part of one
-    "local": Row(local, "every client trains alone", "baseline"),
+    "local": Row(local, "every client trains alone", "baseline", no_wire="its clients send nothing"),
     "ditto": Row(ditto, "a model for each client, pulled to the global one", "Li et al., ICML 2021"),
     "fedper": Row(
         fedper, "shared base layers, a head for each client", "Arivazhagan et al., 2019", small={"personal": "bias"}
@@ -99,6 +104,7 @@ PERSONAL: dict[str, Row] = {  # a model for each client, or a part of one
         "personal layers below a shared network",
         "Liang et al., 2020",
         small={"shared": "kernel", "warmup_rounds": 1},
+        no_wire=LG_FEDAVG_NO_WIRE,
     ),
     "fedbn": Row(
         fedbn,
@@ -121,7 +127,12 @@ PERSONAL: dict[str, Row] = {  # a model for each client, or a part of one
         small={"proximal_weight": 1.0, "outer_rate": 0.5},
         presets=PFEDME_PRESETS,
     ),
-    "fedamp": Row(fedamp, "personal models, pulled to a mean of similar models", "Huang et al., AAAI 2021"),
+    "fedamp": Row(
+        fedamp,
+        "personal models, pulled to a mean of similar models",
+        "Huang et al., AAAI 2021",
+        no_wire=SINGLE_MODELS,
+    ),
 }
 
 CLUSTERED: dict[str, Row] = {  # a model for each cluster
@@ -221,6 +232,7 @@ CLUSTERED: dict[str, Row] = {  # a model for each cluster
         "Ghosh et al., 2019",
         small={"num_clusters": 2},
         finds_clusters=True,
+        no_wire=SINGLE_MODELS,
     ),
     "fedgroup": Row(
         fedgroup,

@@ -122,7 +122,8 @@ def apfl(
         finite = tree.is_finite(trained)
         weight = jnp.where(finite, aggregate.client_weight(data, client, weighting), 0)
         share = jnp.clip(trained["alpha"], 0, 1) if adapts else own.mixture  # an attacker may perturb it
-        return aggregate.contribute(trained["w"], weight), PersonalMixture(trained["v"], share), loss, finite
+        contribution = aggregate.contribute(trained["w"], weight, start=model)
+        return contribution, PersonalMixture(trained["v"], share), loss, finite
 
     def round(key: Key, state: APFLState, data: FederatedData, cohort: Cohort) -> tuple[APFLState, Info]:
         passed = over_rows(client, (key, (state.model, state.round), data), cohort, state.own)

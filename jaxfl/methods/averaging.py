@@ -35,6 +35,7 @@ from jaxfl.methods.base import Info, Init, Method
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import Traceable, checked
 from jaxfl.server import aggregate, optimizers
+from jaxfl.server.wire_context import refuse_wire
 from jaxfl.tasks import Task, check_trains
 from jaxfl.typing import Array, Key, Params
 
@@ -87,7 +88,7 @@ def averaging(
         key, state, data = shared
         client_key = key_for(key, Stream.BATCHES, state.round, client)
         trained, loss = train(client_key, model, data, client, anchor=state.model)
-        return aggregate.contribute(trained, aggregate.client_weight(data, client, weighting)), loss
+        return aggregate.contribute(trained, aggregate.client_weight(data, client, weighting), start=model), loss
 
     def round(key: Key, state: AveragingState, data: FederatedData, cohort: Cohort) -> tuple[AveragingState, Info]:
         shared = key, state, data
@@ -123,6 +124,7 @@ def in_turn(
         The sum of all contributions, and the losses `[C]` in the cohort's order. A client without a finite contribution
         (padding, no rows, not finite) is skipped: the next client starts from the model before it.
     """
+    refuse_wire('update="chain"', "clients hand models on and nothing is summed; take parallel")
     shared = jax.tree.map(jnp.asarray, shared)  # data still in host memory: NumPy arrays take no traced index
     order = jnp.argsort(jnp.where(cohort.mask, cohort.ids, jnp.iinfo(cohort.ids.dtype).max))
 

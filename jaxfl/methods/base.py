@@ -28,6 +28,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.hyperparameters import Hyperparameters
 from jaxfl.schema import function_options
+from jaxfl.server.wire_context import active_wire
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
@@ -165,6 +166,7 @@ class Row(NamedTuple):
         adapts: the option with the rate of the gradient step that each client takes on its served model; runs by name
             also test the model after that step. None where clients use the served model unchanged.
         network: of `jaxfl.models`, for the examples of the method's page.
+        no_wire: the reason why the method takes no wire, as a clause; empty if it takes one, see `jaxfl.wired`.
     """
 
     factory: Callable[..., Method]
@@ -175,6 +177,7 @@ class Row(NamedTuple):
     presets: Mapping[str, Mapping[str, Any]] = {}
     adapts: str | None = None
     network: str = "mlp"
+    no_wire: str = ""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -191,10 +194,11 @@ def info(
     diverged: Array,
     up: Params,
     down: Params,
+    beside: Params = (),
     overflow: Array | int = 0,
     **extra: Array,
 ) -> Info:
-    """Returns an `Info`; the bytes of `up` and `down` are counted for every real client.
+    """Returns an `Info`; the bytes of `up`, `beside` and `down` are counted for every real client.
 
     Args:
         cohort: the clients of the round.
@@ -202,18 +206,20 @@ def info(
         cluster: `[C]`.
         num_clusters: clusters alive after the round.
         diverged: clients left out.
-        up: pytree of arrays or shapes that one client sends.
+        up: pytree of arrays or shapes that one client contributes; a wire counts it in its own code.
         down: pytree of arrays or shapes that one client receives.
+        beside: pytree of arrays or shapes that one client sends beside its contribution.
         overflow: see `Info`.
         **extra: other arrays of the method.
     """
-    real = cohort.mask.sum()
+    real, wire = cohort.mask.sum(), active_wire()
+    sent = tree.num_bytes(up) if wire is None else wire.num_bytes(up)
     return Info(
         loss=loss,
         cluster=cluster,
         num_clusters=jnp.asarray(num_clusters, jnp.int32),
         diverged=diverged,
-        bytes_up=traffic(real, up),
+        bytes_up=real.astype(jnp.float32) * float(sent + tree.num_bytes(beside)),
         bytes_down=traffic(real, down),
         overflow=jnp.asarray(overflow, jnp.int32),
         extra=extra,

@@ -108,7 +108,7 @@ def feddane(
         trained, loss = train(client_key, model, data, client, anchor=model, correction=correction)
         # a client left out of g_t stays out: huge numbers cancel in grad F_k(w; batch) - grad F_k(w_t), and are finite
         weight = jnp.where(tree.is_finite(gradient), aggregate.client_weight(data, client, weighting), 0)
-        return aggregate.contribute(trained, weight), loss
+        return aggregate.contribute(trained, weight, start=model), loss
 
     def round(key: Key, state: FedDANEState, data: FederatedData, cohort: Cohort) -> tuple[FedDANEState, Info]:
         model = state.model
@@ -122,9 +122,10 @@ def feddane(
             jnp.zeros(cohort.ids.shape, jnp.int32),
             num_clusters=1,
             diverged=gradients.diverged + solutions.diverged,  # no client is in both
-            up=(together, new),  # two exchanges: a gradient, then a model
+            up=new,
             down=(model, together),
         )
+        info = info._replace(bytes_up=2 * info.bytes_up)  # two exchanges: a gradient, then a model
         return FedDANEState(new, moments, state.cluster, state.round + 1), info
 
     return Method(init, round, lambda state, ids: base.serve_one(state.model, ids), task)

@@ -43,6 +43,7 @@ from jaxfl.methods.parts import everybody
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import Traceable, checked
 from jaxfl.server import aggregate
+from jaxfl.server.wire_context import refuse_wire
 from jaxfl.tasks import Task, without_averages
 from jaxfl.typing import Array, Key, Params
 
@@ -141,6 +142,10 @@ def feddyn(
         return aggregate.contribute(contribution, weight), loss, row
 
     def round(key: Key, state: FedDynState, data: FederatedData, cohort: Cohort) -> tuple[FedDynState, Info]:
+        if keeps_last:
+            refuse_wire(
+                'served="everybody"', "it needs two updates of each client, which sends one model; take sent or average"
+            )
         model, part = state.model, base.takes_part(data)
         mean_size = jnp.where(part, data.train.size, 0).sum() / jnp.maximum(part.sum(), 1)
         shared = key, (model, mean_size, state.round), data

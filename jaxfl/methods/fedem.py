@@ -130,7 +130,10 @@ def fedem(
         weights = jnp.where(
             finite, _learner_weights(data.train.size[client], after, by_rows), 0
         )  # all K count, or none
-        contributions = [aggregate.contribute(tree.take(learners, k), weights[k]) for k in range(num_clusters)]
+        contributions = [
+            aggregate.contribute(tree.take(learners, k), weights[k], start=tree.take(state.learners, k))
+            for k in range(num_clusters)
+        ]
         return contributions, (loss, jnp.where(finite, after, before), finite)
 
     def round(key: Key, state: FedEMState, data: FederatedData, cohort: Cohort) -> tuple[FedEMState, Info]:
@@ -259,7 +262,8 @@ def round_info(
         jnp.argmax(found, 1).astype(jnp.int32),
         num_clusters=count_leading(log_weights, data),
         diverged=(~finite & cohort.mask).sum().astype(jnp.int32),
-        up=state.learners if by_rows else (state.learners, found[0]),
+        up=state.learners,
+        beside=() if by_rows else found[0],
         down=state.learners,
         shares=total / jnp.maximum(real.sum(), 1).astype(total.dtype),
     )

@@ -40,9 +40,11 @@ from jaxfl.methods.base import Info, Method
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import Traceable, checked, is_zero
 from jaxfl.server import aggregate, optimizers
+from jaxfl.server.wire_context import refuse_wire
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key
 
+NO_WIRE = "a client sends an update and its scale, and a channel that changes one of them falsifies the other"
 PRESETS: dict[str, dict[str, Any]] = {"paper": {"tau_eff": "norm"}, "official": {"tau_eff": "steps"}}
 
 
@@ -105,6 +107,7 @@ def fednova(
         return aggregate.contribute((change, far), aggregate.client_weight(data, client, weighting)), loss
 
     def round(key: Key, state: AveragingState, data: FederatedData, cohort: Cohort) -> tuple[AveragingState, Info]:
+        refuse_wire("fednova", NO_WIRE)
         total, loss = over_clients(client, (key, state, data), cohort)
         nothing = jax.tree.map(jnp.zeros_like, total.values)
         change, far = tree.take(aggregate.mean(total, empty=nothing), 0)

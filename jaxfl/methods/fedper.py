@@ -116,7 +116,7 @@ def partial_averaging(
             new_head, new_rest = tree.partition(model, chosen)
             weight = aggregate.client_weight(data, client, weighting)
             weight = jnp.where(finite, weight, 0)  # with a head that has diverged, the base is not trained
-            return aggregate.contribute(new_rest, weight), new_head, loss, finite
+            return aggregate.contribute(new_rest, weight, start=rest), new_head, loss, finite
 
         passed = over_rows(client, (key, (state.base, state.round), data), cohort, state.heads)
         rest, moments = optimizers.step_to_mean(server_optimizer, state.server, state.base, passed.sums)

@@ -153,7 +153,7 @@ def fedsoft(
         finite = tree.is_finite(model)
         trained_now = finite & (data.train.size[client] > 0)  # otherwise u and the model are unchanged
         weight = u * aggregate.client_weight(data, client, weighting).astype(u.dtype)
-        contribution = aggregate.contribute_to_all(model, weight)
+        contribution = aggregate.contribute_to_all(model, weight, start=anchor)
         new_u = jnp.where(trained_now, u, weights[client])
         return contribution, (loss, new_u, finite), tree.where(trained_now, model, own)
 
@@ -289,7 +289,8 @@ def round_info(
         jnp.argmax(u, 1).astype(jnp.int32),
         num_clusters=count_leading(weights, data),
         diverged=(~finite & cohort.mask).sum().astype(jnp.int32),
-        up=(model, numbers),
+        up=model,
+        beside=numbers,
         down=state.centres,
         shares=jnp.where(real[:, None], u, 0).sum(0) / jnp.maximum(real.sum(), 1).astype(u.dtype),
     )

@@ -139,9 +139,11 @@ def ifca(
         key, state, data = shared
         cluster = find(state, data, client)
         client_key = key_for(key, Stream.BATCHES, state.round, client)
-        contribution, loss = work(client_key, tree.take(state.models, cluster), data, client)
+        model = tree.take(state.models, cluster)
+        contribution, loss = work(client_key, model, data, client)
         weight = aggregate.client_weight(data, client, weighting)
-        return aggregate.contribute(contribution, weight, cluster, num_clusters), (loss, cluster)
+        start = model if average == "models" else None
+        return aggregate.contribute(contribution, weight, cluster, num_clusters, start=start), (loss, cluster)
 
     def round(key: Key, state: IFCAState, data: FederatedData, cohort: Cohort) -> tuple[IFCAState, Info]:
         total, (loss, found) = over_clients(client, (key, state, data), cohort)
@@ -150,7 +152,7 @@ def ifca(
         one = base.shape_of(models)
         info = round_info(cohort, data, loss, found, cluster, total, one, pooled(models, one))
         if start == "groups":  # each client receives the model of its group alone
-            down = jnp.where(state.round < warmup_rounds, info.bytes_up, info.bytes_down)
+            down = jnp.where(state.round < warmup_rounds, base.traffic(cohort.mask.sum(), one), info.bytes_down)
             info = info._replace(bytes_down=down)
         return IFCAState(models, moments, cluster, state.round + 1), info
 

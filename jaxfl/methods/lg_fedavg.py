@@ -35,8 +35,11 @@ from jaxfl.methods.parts.vectors import chosen_leaves
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate
+from jaxfl.server.wire_context import refuse_wire
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
+
+NO_WIRE = "its clients send all layers in the warm-up and fewer after it, and a channel has messages of one length"
 
 
 class LGState(NamedTuple):
@@ -106,6 +109,7 @@ def lg_fedavg(
         return aggregate.contribute(new, weight), own, loss, finite
 
     def round(key: Key, state: LGState, data: FederatedData, cohort: Cohort) -> tuple[LGState, Info]:
+        refuse_wire("lg_fedavg", NO_WIRE)
         passed = over_rows(client, (key, (state.model, state.trained, state.round), data), cohort, state.local)
         warm = state.round < warmup_rounds
         average = tree.take(aggregate.mean(passed.sums, empty=tree.repeat(state.model, 1)), 0)

@@ -129,7 +129,7 @@ def pfedme(
         weight = jnp.where(finite, aggregate.client_weight(data, client, rule["weighting"]), 0)
         # theta starts fresh in each round; without rows it is unchanged
         theta = tree.where(data.train.size[client] > 0, trained["theta"], own)
-        return aggregate.contribute(trained["w"], weight), theta, loss, finite
+        return aggregate.contribute(trained["w"], weight, start=model), theta, loss, finite
 
     def round(key: Key, state: PFedMeState, data: FederatedData, cohort: Cohort) -> tuple[PFedMeState, Info]:
         passed = over_rows(client, (key, (state.model, state.round), data), cohort, state.models)

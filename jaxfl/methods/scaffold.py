@@ -127,7 +127,7 @@ def scaffold(
         contribution = trained, optax.tree.sub(new, own)
         weight = aggregate.client_weight(data, client, weighting)
         row = tree.where((weight > 0) & tree.is_finite(contribution), new, own)
-        return aggregate.contribute(contribution, weight), loss, row
+        return aggregate.contribute(contribution, weight, start=(model, None)), loss, row
 
     def round(key: Key, state: ScaffoldState, data: FederatedData, cohort: Cohort) -> tuple[ScaffoldState, Info]:
         model, control = state.model, state.control

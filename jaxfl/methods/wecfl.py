@@ -153,8 +153,10 @@ def reclustering_round(train: Train, vector_of: Callable[[Key, Params], Array], 
 
     def add(shared, client: Array, found: Array):
         model, _ = learn(shared, client)
-        weight = aggregate.client_weight(shared[2], client, weighting)
-        return aggregate.contribute(model, weight, found, base.slots_of(shared[1].centres)), ()
+        _, state, data = shared
+        weight = aggregate.client_weight(data, client, weighting)
+        start = tree.take(state.centres, state.cluster[client])
+        return aggregate.contribute(model, weight, found, base.slots_of(state.centres), start=start), ()
 
     def round(key: Key, state: FeSEMState, data: FederatedData, cohort: Cohort) -> tuple[FeSEMState, Info]:
         shared, slots = (key, state, data), base.slots_of(state.centres)

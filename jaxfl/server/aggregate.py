@@ -16,6 +16,7 @@ from jaxfl import tree
 from jaxfl.clustering import centres
 from jaxfl.data.clients import FederatedData
 from jaxfl.schema import checked
+from jaxfl.server.wire_context import active_wire
 from jaxfl.typing import Array, Params
 
 Weighting = Literal["rows", "uniform"]
@@ -29,6 +30,7 @@ class Contribution:
     weight: Array  # [] float; or [K], a weight in each of the sums
     cluster: Array  # [] int32, which sum it goes to; out of range adds nothing. Not looked at where there are K weights
     num_clusters: int = struct.field(pytree_node=False, default=1)
+    start: Params | None = None  # what the client has received in the place of the values; None but for a wire
 
 
 @struct.dataclass
@@ -45,15 +47,28 @@ def is_contribution(node: Any) -> bool:
     return isinstance(node, Contribution)
 
 
-def contribute(values: Params, weight: Array, cluster: Array | int = 0, num_clusters: int = 1) -> Contribution:
-    """Returns a client's contribution to the sum of its cluster."""
-    return Contribution(values, weight, jnp.asarray(cluster, jnp.int32), num_clusters)
+def contribute(
+    values: Params, weight: Array, cluster: Array | int = 0, num_clusters: int = 1, *, start: Any = None
+) -> Contribution:
+    """Returns a client's contribution to the sum of its cluster.
+
+    Args:
+        values: a model, or an update.
+        weight: `[]`, in the sum.
+        cluster: `[]`, which sum it is added to.
+        num_clusters: K.
+        start: the model that the client has received in the place of `values`, from which a wire takes the update (see
+            `jaxfl.wire`); None, also in the place of a part of `values`, if they are an update themselves, such as a
+            gradient. Without a wire it is not used.
+    """
+    start = None if active_wire() is None else start
+    return Contribution(values, weight, jnp.asarray(cluster, jnp.int32), num_clusters, start)
 
 
-def contribute_to_all(values: Params, weights: Array) -> Contribution:
+def contribute_to_all(values: Params, weights: Array, *, start: Any = None) -> Contribution:
     """Returns a client's contribution to the sum of every cluster, with a weight `[K]` in each."""
     count = weights.shape[0]
-    return contribute(values, weights[0]) if count == 1 else contribute(values, weights, 0, count)
+    return contribute(values, weights[0] if count == 1 else weights, 0, count, start=start)
 
 
 @checked

@@ -25,7 +25,7 @@ from jaxfl.methods.scheduled import scheduled
 from jaxfl.models import MODELS
 from jaxfl.models.adapters import Network
 from jaxfl.schema import REQUIRED, Option, check_name, function_options, quoted
-from jaxfl.settings import methods, models, optimizers, reading, run_options, tasks, user_code
+from jaxfl.settings import methods, models, optimizers, reading, run_options, tasks, user_code, wire_options
 from jaxfl.settings.optimizers import OPTIMIZERS, SERVERS
 from jaxfl.settings.reading import convert as convert
 from jaxfl.settings.reading import find_option as find_option
@@ -37,6 +37,7 @@ from jaxfl.simulation.evaluation.finetune import FineTune
 from jaxfl.simulation.program import shapes_of
 from jaxfl.tasks import Task, start_from
 from jaxfl.typing import Array, Key
+from jaxfl.wire import Transform, wired
 
 FORMER_NETWORK: tuple[str, dict[str, Any]] = ("mlp", {"hidden": (2048,)})
 OWNERS = ("data", "method", "model", "optimizer", "server", "run")
@@ -192,6 +193,7 @@ def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Se
             raise ValueError(f"{option.name} must be set once, got both {both}; leave one out.")
         chosen[option.owner][option.name] = value
     tasks.check_task(chosen["run"].get("task", "auto"))
+    wire_options.check_takes_wire(method, chosen["run"])
     for option in options:
         if option.default is REQUIRED and option.name not in chosen[option.owner]:
             named = {"method": method, "data": data, "model": model, "optimizer": optimizer}.get(option.owner, server)
@@ -293,7 +295,8 @@ def _method(settings: Settings, task: Task) -> Method:
         chosen["server_optimizer"] = server_optimizer(settings)
     method = methods.make(settings.method_name, task, optimizer(settings), **chosen)
     rates = schedule(settings)
-    return method if rates is None else scheduled(method, rates)
+    method = method if rates is None else scheduled(method, rates)
+    return wired(method, channel=channel(settings))
 
 
 def model(settings: Settings, num_classes: int) -> Network:
@@ -325,6 +328,15 @@ def schedule(settings: Settings) -> Callable[[Array], Any] | None:
     return run_options.learning_rate_schedule(
         run.get("schedule", "constant"), run.get("schedule_rounds"), run.get("schedule_factor")
     )
+
+
+def channel(settings: Settings) -> Transform | None:
+    """Returns the channel of the settings, None where updates are sent as they are.
+
+    Raises:
+        ValueError: a link is unknown, or its number is out of range.
+    """
+    return wire_options.channel(settings.run)
 
 
 def sampler(settings: Settings) -> sampling.Sampler:

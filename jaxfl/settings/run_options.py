@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxfl import sampling
 from jaxfl.models.precision import Compute
 from jaxfl.schema import Option, is_known
+from jaxfl.settings import wire_options
 from jaxfl.typing import Array
 
 ScheduleName = Literal["constant", "cosine", "step", "exponential", "warmup"]
@@ -122,4 +123,5 @@ RUN = (
         traceable=True,
     ),
     Option("weights", None, str | None, "FILE.safetensors with the initial model, see jaxfl.start_from"),
+    *wire_options.OPTIONS,
 )

@@ -60,10 +60,10 @@ def example(
         def client(shared, client):
             key, state, data = shared
             best = choose(state.models, data, client)
-            client_key = key_for(key, Stream.BATCHES, state.round, client)
-            model, loss = train(client_key, tree.take(state.models, best), data, client)
+            start = tree.take(state.models, best)
+            model, loss = train(key_for(key, Stream.BATCHES, state.round, client), start, data, client)
             weight = aggregate.client_weight(data, client, weighting)
-            return aggregate.contribute(model, weight, best, num_clusters), (loss, best)
+            return aggregate.contribute(model, weight, best, num_clusters, start=start), (loss, best)
 
         total, (loss, found) = over_clients(client, (key, state, data), cohort)
         models = aggregate.mean(total, empty=state.models)  # an empty cluster keeps its model

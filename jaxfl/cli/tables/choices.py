@@ -5,10 +5,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxfl.methods import METHODS
+from jaxfl.methods import METHODS, Row
 from jaxfl.models import networks
 from jaxfl.schema import REQUIRED, Option, describe, function_options, join_with_or, literal_values, quoted
-from jaxfl.settings import methods, options, reading
+from jaxfl.settings import methods, options, reading, wire_options
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -99,11 +99,16 @@ def method_page(name: str) -> "list[Table | str]":
     of_run = [
         ("optimizer", "sgd", _join_lines(*optimizers)),
         ("model", "", _join_lines(*models)),
-        *(_option_cells(option, {}) for option in options.options_of_runs(name)),
+        *(_option_cells(option, {}) for option in options.options_of_runs(name) if _takes(row, option)),
     ]
     title = f"{name}: {row.summary} ({row.paper})"
     heads = {"Set by --set OPTION=VALUE:": entries, "Options of every run:": of_run}
     return [title, *(part for head, rows in heads.items() for part in ("", head, "", _options_table(rows)))]
+
+
+def _takes(row: Row, option: Option) -> bool:
+    """Returns whether a method takes an option of runs: not those of a wire, where it refuses one."""
+    return not row.no_wire or option.name not in {one.name for one in wire_options.OPTIONS}
 
 
 def _network_lines() -> list[str]:

@@ -46,7 +46,7 @@ def cluster_training(train: Train, weighting: aggregate.Weighting) -> ClusterTra
             client_key = key_for(key, Stream.BATCHES, round, client)
             model, loss = train(client_key, start, data, client, anchor=start if anchor is None else anchor)
             weight = aggregate.client_weight(data, client, weighting)
-            return aggregate.contribute(model, weight, cluster[client], slots_of(models)), loss
+            return aggregate.contribute(model, weight, cluster[client], slots_of(models), start=start), loss
 
         return over_clients(client, (key, (anchor, models, cluster, round), data), cohort)
 

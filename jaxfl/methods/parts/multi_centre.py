@@ -200,7 +200,8 @@ def local_and_e_step(
         nearest = jnp.where(counts, jnp.argmin(distances).astype(jnp.int32), state.cluster[client])
         aligned = rule.align(model, tree.take(state.centres, nearest))
         weight = aggregate.client_weight(data, client, weighting)
-        contribution = aggregate.contribute(aligned, weight, nearest, base.slots_of(state.centres))
+        start = tree.take(state.centres, state.cluster[client])
+        contribution = aggregate.contribute(aligned, weight, nearest, base.slots_of(state.centres), start=start)
         return contribution, (loss, nearest, jnp.where(counts, distances[nearest], 0), counts)
 
     return client

@@ -1,0 +1,59 @@
+"""The wire of the round that is being traced; None where contributions are summed as they are.
+
+`jaxfl.wire` sets it around the rounds of a wired method, and the engine reads it. So no method, and nothing below the
+methods, imports the wire.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from jaxfl.typing import Params
+
+
+class ActiveWire(Protocol):
+    """The functions of a wire that the engine and `jaxfl.methods.base.info` call."""
+
+    def over(self, run: Callable, fn: Callable, shared: Any, cohort: Any, own: Any, rows: Sequence[Params]) -> tuple:
+        """Returns `run(fn, shared, cohort, own, rows)`, with contributions that have been through the wire."""
+        ...
+
+    def num_bytes(self, message: Params) -> float:
+        """Returns the bytes of a client's message, a pytree of arrays or shapes, in the wire's code."""
+        ...
+
+
+_wire: ContextVar[ActiveWire | None] = ContextVar("wire", default=None)
+
+
+def active_wire() -> ActiveWire | None:
+    """Returns the wire of the round that is being traced, or None."""
+    return _wire.get()
+
+
+@contextlib.contextmanager
+def activated(wire: ActiveWire) -> Iterator[None]:
+    """Sets the wire while a round is traced.
+
+    Raises:
+        ValueError: a wire is set already.
+    """
+    if active_wire() is not None:
+        raise ValueError("method must be wired once, got a wired method; join the links with jaxfl.wire.chain.")
+    token = _wire.set(wire)
+    try:
+        yield
+    finally:
+        _wire.reset(token)
+
+
+def refuse_wire(what: str, reason: str) -> None:
+    """Raises ValueError if a wire is set: called by methods, or under options, whose contributions it cannot change.
+
+    Args:
+        what: the method, or its option with the value.
+        reason: a clause with the reason and the remedy.
+    """
+    if active_wire() is not None:
+        raise ValueError(f"{what} takes no wire: {reason}.")

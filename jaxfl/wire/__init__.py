@@ -1,0 +1,18 @@
+"""The wire: what happens between a client's update and the server's mean, for any method.
+
+`wired(method, channel=...)` returns a method whose clients send their updates through a channel: clipped, sparse or in
+few bits. It runs, resumes and streams as every method does.
+
+>>> import jaxfl, optax
+>>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
+>>> task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
+>>> channel = jaxfl.wire.chain(jaxfl.wire.top_k(0.01), jaxfl.wire.qsgd(8), jaxfl.wire.clip(1.0))
+>>> method = jaxfl.wired(jaxfl.methods.ifca(task, optax.sgd(0.1), num_clusters=4), channel=channel)
+>>> jaxfl.run(method, data, rounds=1, cohort=4, seed=0).history.column("bytes_up")
+[79.0]
+"""
+
+from jaxfl.wire.channel import CodeSize, Transform, bfloat16, chain, clip, qsgd, random_k, sign, top_k
+from jaxfl.wire.wired import wired
+
+__all__ = ["CodeSize", "Transform", "bfloat16", "chain", "clip", "qsgd", "random_k", "sign", "top_k", "wired"]

@@ -1,0 +1,259 @@
+"""Wired methods: laws of all methods, loops in float64, and what is refused."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxfl import methods, tree
+from jaxfl.methods import METHODS, Row
+from jaxfl.methods.base import Method
+from jaxfl.random import Stream, key_for
+from jaxfl.server import aggregate
+from jaxfl.testing import CHECKS
+from jaxfl.testing.small import case_options, federation, full_cohort, linear_task
+from jaxfl.wire import Transform, bfloat16, chain, clip, qsgd, random_k, sign, top_k, wired
+from jaxfl.wire.wired import send
+from tests import problems, reference
+from tests.messages import mentions
+from tests.problems import compiled
+
+ALWAYS = ("fedavg", "fedper", "ifca")
+WIRED = [name for name, row in METHODS.items() if not row.no_wire]
+# The part of the state that is the sum's result, where it has another name than the first of these that there is.
+FIELDS = ("model", "models", "centres", "base", "learners")
+SHARED = {"ditto": lambda state: state.solver.model, "stocfl": lambda state: state.models}
+
+
+def shared_part(name, state):
+    found = SHARED.get(name) or (lambda state: next(getattr(state, name) for name in FIELDS if hasattr(state, name)))
+    return jax.tree.map(np.asarray, found(state))
+
+
+@functools.cache
+def scaled(name):
+    """Returns `(factor, start, key, data, cohort) -> (state, info)`, a round with every update multiplied by a factor.
+
+    The code has half of the bits.
+    """
+    row = METHODS[name]
+    method = row.factory(linear_task(), optax.sgd(0.3), **case_options(row))
+
+    def round(factor, state, key, data, cohort):
+        link = Transform(lambda key, v: factor * v, lambda size: size._replace(bits=16))
+        return wired(method, channel=link).round(key, state, data, cohort)
+
+    return jax.jit(method.init), jax.jit(round), method
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=[] if one in ALWAYS else [pytest.mark.rotating("name")]) for one in WIRED]
+)
+def test_the_wire_has_the_update_of_every_method(name, key):
+    """Without updates the server's models stay, which finds a missing `start`; with all of them nothing changes."""
+    init, round, method = scaled(name)
+    data, cohort = federation(), full_cohort()
+    state = init(key, data)
+    plain_state, plain = jax.jit(method.round)(key, state, data, cohort)
+    same, info = round(jnp.float32(1), state, key, data, cohort)
+    still, _ = round(jnp.float32(0), state, key, data, cohort)
+    before, after, moved = (shared_part(name, each) for each in (state, still, plain_state))
+    for one, other in zip(jax.tree.leaves(shared_part(name, same)), jax.tree.leaves(moved), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)  # of (v - s) + s
+    if name == "fedsoft":  # a mean of models that were each pulled to a mixture of centres
+        return
+    if name == "stocfl":  # a new cluster's slot holds the initial model
+        rows = np.asarray(still.cluster)
+        before = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (len(rows), *leaf.shape)), state.initial)
+        after, moved = (jax.tree.map(lambda leaf: leaf[rows], part) for part in (after, moved))
+
+    def distance(one, other):
+        return max(np.abs(a - b).max() for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
+
+    assert distance(before, after) < 1e-6 < 1e-3 < distance(before, moved)
+    assert 0 < float(info.bytes_up) < float(plain.bytes_up)
+    assert float(info.bytes_down) == float(plain.bytes_down)
+
+
+def test_no_channel_is_the_method_itself():
+    method = methods.fedavg(linear_task(), optax.sgd(0.1))
+    assert wired(method) is method
+    assert aggregate.contribute(jnp.ones(2), jnp.float32(1), start=jnp.ones(2)).start is None
+
+
+class FedSGD(reference.FedSGD):
+    """A gradient is an update already."""
+
+    def round(self, number, cohort):
+        cohort = reference.with_rows(self.setting, cohort)
+        slopes = [reference.gradient(self.model, *self.setting.clients[i])[1] for i in cohort]
+        sent = [self.link(self.setting, number, i, slope) for i, slope in zip(cohort, slopes, strict=True)]
+        step = reference.average(sent, reference.weights(self.setting, cohort))
+        self.model = reference.combine([(1, self.model), (-self.setting.rate, step)])
+
+
+class FedDist(reference.FedProx):
+    def round(self, number, cohort):
+        before = self.model
+        super().round(number, cohort)
+        self.model = reference.combine([(0.7, before), (0.3, self.model)])
+
+
+# Methods that contribute what the reference trains, and FedSGD.
+LOOPS = {
+    "fedavg": (methods.fedavg, {"local_epochs": 2}, reference.FedProx, "rows", ()),
+    "fedprox": (methods.fedprox, {"batch_size": 3, "proximal_weight": 0.7}, reference.FedProx, "rows", (0.7,)),
+    "feddist": (methods.feddist, {"local_epochs": 2, "step_size": 0.3}, FedDist, "uniform", ()),
+    "ifca": (methods.ifca, {"local_epochs": 2, "num_clusters": 3}, reference.IFCA, "uniform", ("models",)),
+    "fedsgd": (methods.fedsgd, {}, FedSGD, "rows", ()),
+}
+
+
+def norm(v):
+    return np.sqrt(np.square(v).sum())
+
+
+def first_of(order, count):
+    chosen = np.zeros(len(order), bool)
+    chosen[order[:count]] = True
+    return chosen
+
+
+def qsgd_loop(key, v, levels=7):
+    level = np.abs(v) / norm(v) * levels
+    up = np.asarray(jax.random.uniform(key, v.shape, v.dtype)) < level - np.floor(level)
+    return np.sign(v) * norm(v) * (np.floor(level) + up) / levels
+
+
+LINKS = {
+    "clip": (clip(0.1), lambda key, v: v * min(1, 0.1 / norm(v))),
+    "topk": (top_k(0.4), lambda key, v: np.where(first_of(np.argsort(-np.abs(v), kind="stable"), 4), v, 0)),
+    "randk": (
+        random_k(0.4),
+        lambda key, v: np.where(
+            first_of(np.argsort(-np.asarray(jax.random.uniform(key, v.shape)), kind="stable"), 4), v * 8 / 4, 0
+        ),
+    ),
+    "sign": (sign(), lambda key, v: np.abs(v).mean() * np.sign(v)),
+    "qsgd": (qsgd(4), qsgd_loop),
+    "bfloat16": (bfloat16(), lambda key, v: v.astype(jnp.bfloat16).astype(v.dtype)),
+}
+
+
+def sent_update(link, setting, number, client, update):
+    """Returns a client's update as the server receives it; the leaves are in the order of their names."""
+    key = key_for(key_for(setting.root, Stream.WIRE, number), Stream.WIRE, 0, client)
+    names = sorted(update)
+    vector = link(jax.random.fold_in(key, 0), np.concatenate([update[name].ravel() for name in names]))
+    parts = np.split(vector, np.cumsum([update[name].size for name in names])[:-1])
+    return {name: part.reshape(update[name].shape) for name, part in zip(names, parts, strict=True)}
+
+
+@pytest.mark.rotating
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("name", LOOPS)
+def test_every_round_is_the_loop_with_the_link(name, link, key, monkeypatch):
+    factory, options, loop, weighting, arguments = LOOPS[name]
+    change, formula = LINKS[link]
+    train = reference.train
+
+    def sent_model(setting, number, client, model, **pull):
+        trained, loss = train(setting, number, client, model, **pull)
+        update = reference.combine([(1, trained), (-1, model)])
+        return reference.combine([(1, model), (1, sent_update(formula, setting, number, client, update))]), loss
+
+    with jax.enable_x64(True):
+        data = problems.linear_federation()
+        task = problems.softmax_task()
+        method = compiled(wired(factory(task, optax.sgd(0.4), **options), channel=chain(change)))
+        state = method.init(key, data)
+        clients = problems.rows_of(data)
+        setting = reference.Setting(
+            key, clients, 0.4, options.get("local_epochs", 5), options.get("batch_size"), weighting
+        )
+        start = jax.tree.map(np.asarray, state.models if name.startswith("ifca") else state.model)
+        if name.startswith("ifca"):
+            start = [tree.take(start, k) for k in range(options["num_clusters"])]
+        wanted = loop(setting, start, *arguments)
+        wanted.link = functools.partial(sent_update, formula)
+        monkeypatch.setattr(reference, "train", sent_model)
+        reference.follow(method, wanted, data, key, rounds=3, cohort=4)
+
+
+def wired_factory(name, channel):
+    def factory(task, optimizer, *, local_epochs: int = 2, batch_size: int | None = 4) -> Method:
+        own = METHODS[name].small
+        return wired(
+            METHODS[name].factory(task, optimizer, local_epochs=local_epochs, batch_size=batch_size, **own),
+            channel=channel,
+        )
+
+    return factory
+
+
+# Links that draw random numbers, and one that keeps nothing of the order of clients.
+FACTORIES = {
+    "ifca": Row(wired_factory("ifca", chain(qsgd(6), clip(0.5))), "", ""),
+    "ditto": Row(wired_factory("ditto", random_k(0.5)), "", ""),
+    "scaffold": Row(wired_factory("scaffold", chain(top_k(0.5), qsgd(8))), "", ""),
+}
+
+
+@pytest.mark.rotating("name")
+@pytest.mark.parametrize(
+    "law", ["chunks", "devices", "padding rows", "cohort order", "cuts", "sick client", "rows per client"]
+)
+@pytest.mark.parametrize("name", FACTORIES)
+def test_a_wired_method_passes_the_battery(name, law):
+    if reason := CHECKS[law](FACTORIES[name]):
+        pytest.skip(reason)
+
+
+@pytest.mark.parametrize("link", [random_k(0.1), clip(1.0), qsgd(8)])
+def test_what_is_not_finite_stays_and_is_dropped(link, key):
+    values = {"w": jnp.array([1.0, jnp.nan, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0])}
+    one = aggregate.Contribution(values, jnp.float32(1), jnp.int32(0), 1, jax.tree.map(jnp.zeros_like, values))
+    (sent,) = send(link, key, [one])
+    assert sent.start is None and int(aggregate.guarded(sent, jnp.array(True))[1]) == 1
+
+
+def test_contributions_of_a_pass_are_one_message(key):
+    """Of a part that is an update itself the start is None."""
+    model = {"w": jnp.array([1.0, 2.0])}
+    one = aggregate.Contribution(
+        (model, {"w": jnp.array([4.0, 0.0])}), jnp.float32(1), jnp.int32(0), 1, ({"w": jnp.array([1.0, -1.0])}, None)
+    )
+    (sent,) = send(clip(2.5), key, [one])  # of (0, 3, 4, 0)
+    np.testing.assert_allclose(sent.values[0]["w"], [1, 0.5], rtol=1e-6)
+    np.testing.assert_allclose(sent.values[1]["w"], [2, 0], rtol=1e-6)
+
+
+REFUSED = {
+    **{name: (METHODS[name].factory, METHODS[name].small, ("wired",)) for name in ("local", "fedamp", "robust")},
+    **{name: (METHODS[name].factory, METHODS[name].small, ("wire", name)) for name in ("fednova", "lg_fedavg")},
+    "fedavg": (methods.fedavg, {"update": "chain"}, ("update", "chain", "parallel")),
+    "stocfl": (METHODS["stocfl"].factory, {"update": "chain"}, ("update", "chain")),
+    "feddyn": (methods.feddyn, {"preset": "official"}, ("served", "everybody", "sent")),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_wire_cannot_change_is_refused_before_compilation(name, key):
+    factory, options, words = REFUSED[name]
+    method = wired(factory(linear_task(), optax.sgd(0.3), **options), channel=sign())
+    data = federation()
+    state = jax.eval_shape(method.init, key, data)
+    with pytest.raises(ValueError, match=mentions(*words)):
+        jax.eval_shape(method.round, key, state, data, full_cohort())
+
+
+def test_a_wired_method_is_not_wired_again(key):
+    method = wired(wired(methods.fedavg(linear_task(), optax.sgd(0.3)), channel=sign()), channel=clip(1.0))
+    data = federation()
+    with pytest.raises(ValueError, match=mentions("jaxfl.wire.chain")):
+        jax.eval_shape(method.round, key, jax.eval_shape(method.init, key, data), data, full_cohort())
+    with pytest.raises(TypeError, match=mentions("channel", "sign")):
+        wired(methods.fedavg(linear_task(), optax.sgd(0.3)), channel="sign")
