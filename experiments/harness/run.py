@@ -136,7 +136,7 @@ def _beside(made: Path, out: Path) -> None:
         write_bytes(out / results.RESULTS, (made / results.RESULTS).read_bytes())
 
 
-def _chosen(arguments: Mapping[str, Any]) -> tuple[list[Cell | Study], dict[workers.Cell, Planned]]:
+def _chosen(arguments: Mapping[str, Any]) -> tuple[Sequence[Cell | Study], dict[workers.Cell, Planned]]:
     """Returns the cells and studies that are chosen, and the runs of the cells.
 
     Args:

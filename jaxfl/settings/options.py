@@ -208,17 +208,26 @@ def load(settings: Settings, *, data_dir: str | Path | None = None, seed: int = 
 
 def build(settings: Settings, data: FederatedData) -> Method:
     """Returns the method that the settings describe, for a federation; its numbers are hyperparameters."""
+    if user_code.is_address(settings.run.get("task")):  # made of the data's values, which differ from run to run
+        return _method(settings, _task(settings, data))
+    shapes = data.in_programs()
+
+    def prepare() -> Callable[[Settings], Method]:
+        task = _task(settings, data)
+        return lambda given: _method(given, task)
+
+    build_with, values = _shared_build(settings, prepare, "method", shapes_of(shapes)), numbers(settings)
+    method = build_with(values)
+    own = settings.method_name in METHODS or _can_be_traced(build_with, values, shapes)
+    return attach(build_with, values, method) if own else method
+
+
+def _task(settings: Settings, data: FederatedData) -> Task:
+    """Returns the task that the settings describe, for a federation."""
     how = {name: settings.run[name] for name in ("fast_forms", "compute") if name in settings.run}
     with models.one_line_errors(settings.model_name):
         task = tasks.create(settings.run.get("task", "auto"), model(settings, data.num_classes), data, **how)
-    task = start_from(task, settings.run["weights"]) if settings.run.get("weights") else task
-    method = _method(settings, task)
-    if user_code.is_address(settings.run.get("task")):  # made of the data's values, which differ from run to run
-        return method
-    shapes = data.in_programs()
-    build_with = _shared_build(settings, lambda given: _method(given, task), "method", shapes_of(shapes))
-    own = settings.method_name in METHODS or _can_be_traced(build_with, numbers(settings), shapes)
-    return attach(build_with, numbers(settings), method) if own else method
+    return start_from(task, settings.run["weights"]) if settings.run.get("weights") else task
 
 
 def _can_be_traced(build_with: Callable[[Mapping[str, Any]], Method], values: dict[str, float], data: Any) -> bool:
@@ -272,16 +281,19 @@ def program_text(settings: Settings) -> str:
 _shared_builds: dict[tuple, Callable[[Mapping[str, Any]], Any]] = {}
 
 
-def _shared_build(settings: Settings, make: Callable[[Settings], Any], *key: Any) -> Callable[[Mapping[str, Any]], Any]:
+def _shared_build(
+    settings: Settings, prepare: Callable[[], Callable[[Settings], Any]], *key: Any
+) -> Callable[[Mapping[str, Any]], Any]:
     """Returns `values -> make(settings with these numbers)`: one function for settings that differ in numbers alone.
 
     Args:
         settings: all but their numbers, and the options of the data, are part of its key.
-        make: returns what is made of settings.
+        prepare: returns `make`, once for a key.
         *key: what it depends on beside them.
     """
     key = (program_text(settings._replace(data={})), *key)
     if key not in _shared_builds:
+        make = prepare()
         while len(_shared_builds) >= MAX_SHARED_BUILDS:
             del _shared_builds[next(iter(_shared_builds))]
         _shared_builds[key] = lambda values: make(with_numbers(settings, values))
@@ -360,7 +372,7 @@ def sampler(settings: Settings) -> sampling.Sampler:
     made = make(settings)
     if made is available:  # without hyperparameters
         return made
-    return attach(_shared_build(settings, make, "sampler", available), numbers(settings), made)
+    return attach(_shared_build(settings, lambda: make, "sampler", available), numbers(settings), made)
 
 
 @functools.lru_cache(MAX_SHARED_BUILDS)
@@ -396,7 +408,7 @@ def finetune(settings: Settings) -> FineTune | None:
         adapting = row.adapts and optax.sgd((row.options | settings.method)[row.adapts])
         return FineTune(adapting or optimizer(settings), epochs, batch_size)
 
-    return attach(_shared_build(settings, make, "finetune"), numbers(settings), make(settings))
+    return attach(_shared_build(settings, lambda: make, "finetune"), numbers(settings), make(settings))
 
 
 def optimizer(settings: Settings) -> optax.GradientTransformation:
