@@ -206,9 +206,14 @@ def _figure_type() -> "type[Figure]":
     import io
 
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     class NotebookFigure(Figure):
         def draw(self, renderer: Any) -> None:
+            layout = self.get_layout_engine()
+            if self.canvas.is_saving() and isinstance(layout, ConstrainedLayoutEngine):
+                layout.execute(self)  # matplotlib asks for no more, and draws again without a layout for the file
+                return
             with warnings.catch_warnings():  # of a letter that the font lacks a box is drawn
                 warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
                 super().draw(renderer)
