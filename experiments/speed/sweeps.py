@@ -43,8 +43,8 @@ PARTS = {
         "fedavg,fedprox,ifca,stocfl --data rotated-digits --set learning_rate=0.05,0.1,0.2 --seeds 0-2", 3.0, "base"
     ),
     "stocfl": Part(
-        "stocfl --data rotated-digits --set num_clients=200 --set hidden=200 --set learning_rate=0.05,0.1,0.2 "
-        "--set threshold=0.4,0.5 --seeds 0-2 --rounds 100 --cohort 0.5",
+        "stocfl --data rotated-digits --set num_clients=200 --set rows_per_client=28 --set hidden=200 "
+        "--set learning_rate=0.05,0.1,0.2 --set threshold=0.4,0.5 --seeds 0-2 --rounds 100 --cohort 0.5",
         1.8,
         "base",
     ),
