@@ -17,6 +17,7 @@ PEERS = {
     "fedjax": "FedJAX",
     "pfl": "pfl",
     "torch": "PyTorch loop",
+    "channels_last": "PyTorch loop, channels last",
     "vmap": "PyTorch vmap",
     "own network": "somebody's own flax network in jaxfl",
 }

@@ -1,4 +1,4 @@
-"""W1 to W8 by name, as `jaxfl bench w1 w6` runs them: each script with its own defaults, one after another."""
+"""W1 to W11 by name, as `jaxfl bench w1 w6` runs them: each script with its own defaults, one after another."""
 
 import contextlib
 import importlib
@@ -18,6 +18,9 @@ SCRIPTS = {
     "w6": ("rounds", ["w6"]),
     "w7": ("rounds", ["w7"]),
     "w8": ("w8", []),
+    "w9": ("rounds", ["w9-10", "w9-50"]),
+    "w10": ("rounds", ["w10"]),
+    "w11": ("rounds", ["w11"]),
 }
 
 
@@ -25,7 +28,7 @@ class Measured(NamedTuple):
     """What came of a workload.
 
     Attributes:
-        name: `"w1"` to `"w8"`.
+        name: `"w1"` to `"w11"`.
         command: that makes it by itself.
         text: the tables that the script prints.
         records: the JSON lines.

@@ -1,4 +1,4 @@
-"""W1, W2, W3, W5, W6 and W7: rounds of local training, jaxfl beside its peers.
+"""W1, W2, W3, W5, W6, W7 and W9 to W11: rounds of local training, jaxfl beside its peers.
 
     python -m experiments.speed.rounds w3-mlp --clients 1000 --environments DIR
     python -m experiments.speed.rounds            # all of them, the peers that this Python can import
@@ -8,10 +8,11 @@ is compared for five full-batch steps, where there is nothing to shuffle; the ti
 
 Operations of a step, two for a multiplication and an addition: the forward pass and the gradients of weights and inputs
 of every layer, without the gradient of the first layer's input. Choosing among K models is K forward passes. Pooling,
-relu, softmax and the updates are not counted.
+normalisation, relu, softmax and the updates are not counted; of attention all pairs of positions are.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,22 +24,13 @@ import optax
 from flax import linen as nn
 
 import jaxfl
-from experiments.speed import measure, ours, peers
+from experiments.speed import measure, networks, ours, peers
 from jaxfl.data.synthetic import prototypes
 
 ROTATIONS = 4
 
 
-class OwnNetwork(nn.Module):
-    """W1's network as somebody else would write it, with flax alone."""
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Returns logits."""
-        x = nn.relu(nn.Conv(32, (3, 3), padding="VALID")(x))
-        x = nn.relu(nn.max_pool(nn.Conv(64, (3, 3), padding="VALID")(x), (2, 2), (2, 2)))
-        x = nn.relu(nn.Dense(128)(x.reshape(len(x), -1)))
-        return nn.Dense(10)(x)
+Layers = tuple[tuple[Any, ...], ...]
 
 
 class Work(NamedTuple):
@@ -57,7 +49,9 @@ class Work(NamedTuple):
         method: a factory of jaxfl.
         models: how many there are to choose among.
         peers: those that can do the work.
-        own: the network once more, as somebody else would write it.
+        own: the network once more, as somebody else would write it; leaves in the same order.
+        tokens: whether rows are sequences of tokens, of which every next one is predicted.
+        rank: of adapters, which are trained in place of the network; 0 trains the network.
     """
 
     what: str
@@ -66,7 +60,7 @@ class Work(NamedTuple):
     rows: int
     network: Callable[[Any], nn.Module]
     hidden: int | None
-    layers: tuple[tuple[str, ...], ...]
+    layers: Layers
     learning_rate: float
     epochs: int
     batch_size: int | None
@@ -74,12 +68,37 @@ class Work(NamedTuple):
     method: str = "fedavg"
     models: int = 1
     peers: tuple[str, ...] = ("fedjax", "pfl", "torch", "vmap")
-    own: nn.Module | None = None
+    own: Callable[[Any], Any] | None = None
+    tokens: bool = False
+    rank: int = 0
 
 
-def convolution(index: int, padding: str) -> tuple[tuple[str, ...], ...]:
+def convolution(index: int, padding: str) -> Layers:
     """Returns a convolution, relu behind it."""
     return ("conv", f"Conv_{index}", padding), ("relu",)
+
+
+def resnet() -> Layers:
+    """Returns the layers of `networks.ResNet`."""
+    layers: list[tuple[Any, ...]] = [("conv", "conv", 1), ("norm", "norm"), ("relu",)]
+    for place, stride in enumerate(networks.strides()):
+        name = f"block_{place}"
+        main = [("conv", f"{name}/conv1", 1, stride), ("norm", f"{name}/norm1"), ("relu",)]
+        main += [("conv", f"{name}/conv2", 1), ("norm", f"{name}/norm2")]
+        short = [("conv", f"{name}/short_conv", 0, stride), ("norm", f"{name}/short_norm")] if stride > 1 else []
+        layers += [("residual", tuple(main), tuple(short)), ("relu",)]
+    return (*layers, ("mean",), ("dense", "dense"))
+
+
+def transformer(count: int) -> Layers:
+    """Returns the layers of `jaxfl.models.Transformer`, of which there are `count`."""
+    layers: list[tuple[Any, ...]] = [("embed", "Embed_0"), ("positions", "")]
+    for place in range(count):
+        attention = ("attention", f"MultiHeadDotProductAttention_{place}")
+        wide = ("dense", f"Dense_{2 * place}"), ("gelu",), ("dense", f"Dense_{2 * place + 1}")
+        layers.append(("residual", (("layernorm", f"LayerNorm_{2 * place}"), attention), ()))
+        layers.append(("residual", (("layernorm", f"LayerNorm_{2 * place + 1}"), *wide), ()))
+    return (*layers, ("layernorm", f"LayerNorm_{2 * count}"), ("dense", f"Dense_{2 * count}"))
 
 
 DENSE = (("flatten",), ("dense", "Dense_0"), ("relu",), ("dense", "Dense_1"))
@@ -91,6 +110,18 @@ LEAF = {
     "hidden": 2048,
     "layers": (*convolution(0, "same"), ("pool",), *convolution(1, "same"), ("pool",), *DENSE),
 }
+RESNET = {
+    "shape": (32, 32, 3),
+    "classes": networks.CLASSES,
+    "rows": 50,
+    "network": lambda width: networks.ResNet(width),
+    "hidden": 64,
+    "layers": resnet(),
+    "learning_rate": 0.1,
+    "epochs": 1,
+    "clients": 10,
+}
+VISION_PEERS = ("fedjax", "pfl", "torch", "channels_last", "vmap")
 WORKS = {
     "w1": Work(
         what="network of pfl's CIFAR-10 benchmark",
@@ -104,7 +135,7 @@ WORKS = {
         epochs=1,
         batch_size=10,
         clients=20,
-        own=OwnNetwork(),
+        own=lambda hidden: networks.OwnNetwork(),
     ),
     "w2": Work("LEAF's CNN", rows=100, learning_rate=0.05, epochs=1, batch_size=20, clients=8, **LEAF),
     "w3-logistic": Work(
@@ -161,32 +192,106 @@ WORKS = {
         peers=(),
         **LEAF,
     ),
+    **{
+        f"w9-{size}": Work(
+            "ResNet-18 with group normalisation",
+            batch_size=size,
+            peers=VISION_PEERS,
+            own=lambda width: functools.partial(networks.OwnResNet, width=width),
+            **RESNET,
+        )
+        for size in (10, 50)
+    },
+    "w10": Work(
+        what="transformer of 2 layers, next of 80 characters",
+        shape=(80,),
+        classes=80,
+        rows=40,
+        network=lambda width: jaxfl.models.Transformer(80, width=width),
+        hidden=64,
+        layers=transformer(2),
+        learning_rate=0.1,
+        epochs=1,
+        batch_size=10,
+        clients=20,
+        tokens=True,
+    ),
+    "w11": Work(
+        "adapters of rank 8 on ResNet-18 with group normalisation",
+        batch_size=10,
+        peers=("torch", "channels_last", "vmap"),
+        rank=8,
+        **RESNET,
+    ),
 }
 
 
 def gflop(work: Work, model: dict[str, Any], clients: int) -> float:
     """Returns 10^9 operations of a round."""
-    forward, size = [], work.shape  # multiplications of a row, by layer; the outputs so far
-    for kind, *given in work.layers:
-        if kind == "conv":
-            kernel = model[given[0]]["kernel"].shape
-            cut = 0 if given[1] == "same" else kernel[0] - 1
-            size = (size[0] - cut, size[1] - cut, kernel[3])
-            forward.append(size[0] * size[1] * int(np.prod(kernel[:3])) * kernel[3])
-        elif kind == "dense":
-            forward.append(int(np.prod(model[given[0]]["kernel"].shape)))
-        elif kind == "pool":
-            size = (size[0] // 2, size[1] // 2, size[2])
+    forward, _ = multiplications(work.layers, peers.by_layer(model), work.shape)
     choosing = work.models * sum(forward) if work.method == "ifca" else 0
     training = work.epochs * (2 * forward[0] + 3 * sum(forward[1:]))
     return 2 * work.rows * clients * (training + choosing) / 1e9
 
 
+def multiplications(
+    layers: Layers, model: dict[str, dict[str, Any]], size: tuple[int, ...]
+) -> tuple[list[int], tuple[int, ...]]:
+    """Returns the multiplications of a row by layer, and the shape of the outputs.
+
+    Args:
+        layers: see `peers/torch_side.py`.
+        model: parameters by layer.
+        size: shape of a row of the inputs.
+    """
+    found: list[int] = []
+    for kind, *given in layers:
+        if kind == "conv":
+            kernel, stride = model[given[0]]["kernel"].shape, given[2] if len(given) > 2 else 1
+            pad = {"same": kernel[0] - 1, "valid": 0}.get(given[1], 2 * given[1])
+            size = (*((side + pad - kernel[0]) // stride + 1 for side in size[:2]), kernel[3])
+            found.append(size[0] * size[1] * int(np.prod(kernel)))
+        elif kind == "dense":
+            kernel, lengths = model[given[0]]["kernel"].shape, size[:-1]
+            found.append(int(np.prod([*lengths, *kernel])))
+            size = (*lengths, kernel[-1])
+        elif kind == "attention":
+            length, width = size
+            found += [length * int(np.prod(model[f"{given[0]}/{part}"]["kernel"].shape)) for part in peers.ATTENTION]
+            found.append(2 * length * length * width)
+        elif kind == "residual":
+            inner, outputs = multiplications(given[0], model, size)
+            found += inner + multiplications(given[1], model, size)[0]
+            size = outputs
+        elif kind == "embed":
+            size = (*size, model[given[0]]["embedding"].shape[1])
+        elif kind == "pool":
+            size = (size[0] // 2, size[1] // 2, size[2])
+        elif kind == "mean":
+            size = size[-1:]
+        elif kind == "flatten":
+            size = (int(np.prod(size)),)
+    return found, size
+
+
 def federation(work: Work, clients: int) -> Any:
     """Returns the data; square images are seen in four rotations."""
+    if work.tokens:
+        return sequences(clients, work.rows, work.shape[0], work.classes)
     square = len(work.shape) > 1 and work.shape[0] == work.shape[1]
-    turned = {"rotation": np.arange(clients) % ROTATIONS} if square and not work.own else {}
+    turned = {"rotation": np.arange(clients) % ROTATIONS} if square and not work.own and not work.rank else {}
     return prototypes(clients, work.rows, work.shape, work.classes, **turned)
+
+
+def sequences(clients: int, rows: int, length: int, tokens: int) -> Any:
+    """Returns a federation of sequences whose next token is mostly one that follows from the last."""
+    rng = np.random.default_rng(0)
+    follows, whole = rng.permutation(tokens), rng.integers(0, tokens, (clients * rows, length + 1))
+    for place in range(length):
+        whole[:, place + 1] = np.where(rng.random(len(whole)) < 0.7, follows[whole[:, place]], whole[:, place + 1])
+    owned = list(np.arange(len(whole)).reshape(clients, rows))
+    nothing = [np.zeros(0, int)] * clients
+    return jaxfl.data.federate(whole[:, :-1], whole[:, 1:], owned, nothing, num_classes=tokens)
 
 
 def compare(name: str, clients: int | None, names: Sequence[str], options: Any) -> dict[str, Any]:
@@ -197,24 +302,31 @@ def compare(name: str, clients: int | None, names: Sequence[str], options: Any) 
     names = [peer for peer in names if peer in work.peers]
     x, y = ours.every_row(data) if names else (np.zeros(0), np.zeros(0))
 
-    def rounds_of(network: nn.Module, epochs: int, batch_size: int | None) -> ours.Rounds:
+    network, base = work.network(options.hidden or work.hidden), {}
+    if work.rank:
+        base = jax.jit(network.init)(jax.random.key(0), jnp.zeros((1, *work.shape)))["params"]
+        network = jaxfl.models.lora(network, base, rank=work.rank)
+
+    def rounds_of(network: Any, epochs: int, batch_size: int | None) -> ours.Rounds:
         given: dict[str, Any] = {"local_epochs": epochs, "batch_size": batch_size}
         given |= {"num_clusters": work.models} if work.models > 1 else {}
-        task = jaxfl.classification(network, data)
+        task = (jaxfl.next_token if work.tokens else jaxfl.classification)(network, data)
         method = getattr(jaxfl.methods, work.method)(task, optax.sgd(work.learning_rate), **given)
         return ours.Rounds(method, data, chunk=options.chunk, choosing=work.method == "ifca")
 
     def sides_of(stack: contextlib.ExitStack, epochs: int, batch_size: int | None) -> tuple[list, dict, ours.Rounds]:
-        rounds = rounds_of(work.network(options.hidden or work.hidden), epochs, batch_size)
+        rounds = rounds_of(network, epochs, batch_size)
         sides = [rounds.side()]
-        if work.own is not None and not options.hidden:
-            own = rounds_of(work.own, epochs, batch_size)
-            own.state = jax.tree.map(jnp.copy, rounds.state)  # its layers have the same names
+        if work.own is not None:
+            own = rounds_of(work.own(options.hidden or work.hidden), epochs, batch_size)
+            leaves = [jnp.copy(leaf) for leaf in jax.tree.leaves(rounds.state)]
+            own.state = jax.tree.unflatten(jax.tree.structure(own.state), leaves)
             sides.append(own.side()._replace(name="own network"))
         asked = {"layers": work.layers, "learning_rate": work.learning_rate, "models": work.models}
         asked |= {"epochs": epochs, "batch_size": batch_size}
         choosing = bool(names) and work.models > 1
         model = jax.tree.map(np.array, rounds.state.models) if choosing else rounds.model()
+        model = {**base, **model}
         started = [peers.Peer(peer, asked, model, x, y, options.environments) for peer in names]
         for one in started:
             stack.enter_context(one)
@@ -237,7 +349,7 @@ def compare(name: str, clients: int | None, names: Sequence[str], options: Any) 
             "peers": versions,
             **measure.in_turn(sides, options.rounds, options.size),
         }
-    return measure.report(record, gflop=gflop(work, rounds.model(), clients), out=options.out)
+    return measure.report(record, gflop=gflop(work, base or rounds.model(), clients), out=options.out)
 
 
 def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:

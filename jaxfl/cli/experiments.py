@@ -19,6 +19,9 @@ WORKLOADS = {  # scripts of experiments/speed
     "w6": "784-2048-10, five full-batch steps, 64 clients.",
     "w7": "FeSEM with 3,550 LEAF networks; minutes per round on a CPU.",
     "w8": "A cohort of 100 out of 1,000, 10,000 and 100,000 clients.",
+    "w9": "ResNet-18 with group normalisation, 10 clients, batches of 10 and of 50.",
+    "w10": "A small transformer that predicts the next character, 20 clients.",
+    "w11": "Adapters of low rank on ResNet-18, 10 clients.",
 }
 
 

@@ -20,14 +20,37 @@ import numpy as np
 from experiments.speed.measure import Side
 
 HERE = Path(__file__).parent
-NAMES = ("fedjax", "pfl", "torch", "vmap")
-MODULES = {"vmap": "torch"}  # of peers that are called otherwise than what they import, whose environment they share
+NAMES = ("fedjax", "pfl", "torch", "channels_last", "vmap")
+ATTENTION = ("query", "key", "value", "out")  # its parts, in flax's names
+MODULES = {
+    "vmap": "torch",
+    "channels_last": "torch",
+}  # of peers that are called otherwise than what they import, whose environment they share
 
 
 def python_of(name: str, environments: Path | None) -> str:
     """Returns the Python that runs a peer: of its environment, or this one if there is none."""
     own = None if environments is None else environments / MODULES.get(name, name) / "bin" / "python"
     return str(own) if own is not None and own.exists() else sys.executable
+
+
+def by_layer(model: dict[str, Any]) -> dict[str, dict[str, np.ndarray]]:
+    """Returns parameters `{"block/conv": {"kernel": array}}` of dictionaries within dictionaries.
+
+    >>> by_layer({"dense": {"kernel": 1, "bias": 2}, "blocks": {"0": {"conv": {"kernel": 3}}}, "positions": 4})
+    {'dense': {'kernel': 1, 'bias': 2}, 'blocks/0/conv': {'kernel': 3}, '': {'positions': 4}}
+    """
+    found: dict[str, dict[str, np.ndarray]] = {}
+
+    def enter(node: dict[str, Any], layer: str) -> None:
+        for name, below in node.items():
+            if isinstance(below, dict):
+                enter(below, f"{layer}/{name}" if layer else str(name))
+            else:
+                found.setdefault(layer, {})[name] = below
+
+    enter(model, "")
+    return found
 
 
 def there(environments: Path | None) -> list[str]:
@@ -42,7 +65,7 @@ class Peer:
     Args:
         name: of the peer.
         work: what it is to do, ready for JSON, see `serve.py`.
-        model: initial parameters by layer; with one more axis in front where there are several models.
+        model: initial parameters, as flax has them; with one more axis in front where there are several models.
         x: rows of every client `[N, T, ...]`, ready for the network, images channels last.
         y: labels `[N, T]`.
         environments: folder of the environments that `python -m experiments.speed.peers` made.
@@ -58,7 +81,8 @@ class Peer:
         self._folder = tempfile.TemporaryDirectory()
         folder = Path(self._folder.name)
         (folder / "work.json").write_text(json.dumps(work))
-        parameters = {f"{layer}/{part}": array for layer, parts in model.items() for part, array in parts.items()}
+        layers = by_layer(model).items()
+        parameters = {f"{layer}/{part}": array for layer, parts in layers for part, array in parts.items()}
         np.savez(folder / "arrays.npz", x=x, y=y, **parameters)
         command = [python_of(name, environments), str(HERE / f"{name}_side.py"), str(folder)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -19,22 +19,54 @@ fedjax: Any = importlib.import_module("fedjax")  # behind that name
 hyp_cluster: Any = importlib.import_module("fedjax.algorithms.hyp_cluster")
 
 
-def logits(layers: list[list[str]], model: dict[str, Any], x: jax.Array) -> jax.Array:
-    """Returns the network's outputs `[B, L]`; layers as in `torch_side`."""
+def logits(layers: list[list[Any]], model: dict[str, Any], x: jax.Array) -> jax.Array:
+    """Returns the network's outputs `[B, L]`, or `[B, T, L]` of sequences; layers as in `torch_side`."""
     images = any(kind == "conv" for kind, *_ in layers)
-    outputs = (x[..., None] if x.ndim == 3 else x) if images else x.reshape(len(x), -1)
+    tokens = any(kind == "embed" for kind, *_ in layers)
+    if images:
+        x = x[..., None] if x.ndim == 3 else x
+    return through(layers, model, x if images or tokens else x.reshape(len(x), -1))
+
+
+def through(layers: list[list[Any]], model: dict[str, Any], outputs: jax.Array) -> jax.Array:
+    """Returns the outputs of some layers."""
     for kind, *given in layers:
+        parts = model[given[0]] if given and kind not in ("residual", "attention") else {}
         if kind == "conv":
+            pads = given[1].upper() if isinstance(given[1], str) else [(given[1], given[1])] * 2
+            strides = (given[2] if len(given) > 2 else 1,) * 2
             outputs = jax.lax.conv_general_dilated(
-                outputs, model[given[0]]["kernel"], (1, 1), given[1].upper(), dimension_numbers=("NHWC", "HWIO", "NHWC")
+                outputs, parts["kernel"], strides, pads, dimension_numbers=("NHWC", "HWIO", "NHWC")
             )
-            outputs += model[given[0]]["bias"]
+            outputs += parts.get("bias", 0)
         elif kind == "dense":
-            outputs = outputs @ model[given[0]]["kernel"] + model[given[0]]["bias"]
+            outputs = outputs @ parts["kernel"] + parts["bias"]
+        elif kind in ("norm", "layernorm"):
+            groups = outputs.reshape(len(outputs), -1, 32, outputs.shape[-1] // 32) if kind == "norm" else outputs
+            axes = (1, 3) if kind == "norm" else -1
+            centred = groups - groups.mean(axes, keepdims=True)
+            scaled = centred * jax.lax.rsqrt(jnp.square(centred).mean(axes, keepdims=True) + 1e-6)
+            outputs = scaled.reshape(outputs.shape) * parts["scale"] + parts["bias"]
+        elif kind == "embed":
+            outputs = parts["embedding"][outputs]
+        elif kind == "positions":
+            outputs = outputs + parts["positions"]
+        elif kind == "attention":
+            one = {part: model[f"{given[0]}/{part}"] for part in ("query", "key", "value", "out")}
+            query, key, value = (
+                jnp.einsum("btd,dhe->bthe", outputs, one[part]["kernel"]) + one[part]["bias"]
+                for part in ("query", "key", "value")
+            )
+            found = jax.nn.dot_product_attention(query, key, value, is_causal=True)
+            outputs = jnp.einsum("bthe,hed->btd", found, one["out"]["kernel"]) + one["out"]["bias"]
+        elif kind == "residual":
+            outputs = through(given[0], model, outputs) + through(given[1], model, outputs)
         elif kind == "pool":
             outputs = jax.lax.reduce_window(outputs, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
-        elif kind == "relu":
-            outputs = jax.nn.relu(outputs)
+        elif kind == "mean":
+            outputs = outputs.mean((1, 2))
+        elif kind in ("relu", "gelu"):
+            outputs = getattr(jax.nn, kind)(outputs)
         else:
             outputs = outputs.reshape(len(outputs), -1)
     return outputs
@@ -50,7 +82,8 @@ def build(work: dict[str, Any], model: dict[str, Any], x: np.ndarray, y: np.ndar
 
     def losses(params: Any, batch: Any, key: Any = None) -> jax.Array:
         found = jax.nn.log_softmax(logits(work["layers"], params, batch["x"]))
-        return -jnp.take_along_axis(found, batch["y"][:, None], 1)[:, 0]
+        each = -jnp.take_along_axis(found, batch["y"][..., None], -1)[..., 0]
+        return each.reshape(len(each), -1).mean(1)
 
     every = jax.jit(lambda params, x, y: losses(params, {"x": x, "y": y}).mean())
 

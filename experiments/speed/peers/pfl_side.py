@@ -25,8 +25,7 @@ from pfl.data.sampling import get_user_sampler
 from pfl.hyperparam.base import NNTrainHyperParams
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
-from torch.nn.functional import cross_entropy
-from torch_side import images_first, network
+from torch_side import images_first, mean_loss, network
 
 
 class Network(torch.nn.Module):
@@ -38,7 +37,7 @@ class Network(torch.nn.Module):
 
     def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Returns the mean loss of a batch."""
-        return cross_entropy(self.layers(x), y)
+        return mean_loss(self.layers(x), y)
 
     @torch.no_grad()
     def metrics(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, Weighted]:

@@ -34,8 +34,8 @@ def serve(build: Callable[..., Made], versions: dict[str, str]) -> None:
         x, y = arrays["x"], arrays["y"].astype(np.int32)
         model: dict[str, Any] = {}
         for name in arrays.files:
-            layer, _, part = name.partition("/")
-            if part:
+            layer, slash, part = name.rpartition("/")
+            if slash:
                 model.setdefault(layer, {})[part] = arrays[name]
     one_round, loss = build(work, model, x, y)
     made = {"round": one_round, "loss": loss}

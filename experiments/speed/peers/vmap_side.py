@@ -8,8 +8,7 @@ import numpy as np
 import serve
 import torch
 from torch.func import functional_call, grad_and_value, vmap
-from torch.nn.functional import cross_entropy
-from torch_side import DEVICE, ready
+from torch_side import DEVICE, mean_loss, ready, trained
 
 CHUNKS = (1, 4, 16, 64, 256, 1024, 4096)  # that are tried, until one is slower
 
@@ -17,12 +16,12 @@ CHUNKS = (1, 4, 16, 64, 256, 1024, 4096)  # that are tried, until one is slower
 def build(work: dict[str, Any], model: dict[str, Any], x: np.ndarray, y: np.ndarray) -> serve.Made:
     """Returns rounds whose clients train side by side."""
     module, inputs, labels = ready(work, model, x, y)
-    count, rows = labels.shape
+    count, rows = labels.shape[:2]
     width = work["batch_size"] or rows
-    served = {name: value.detach().clone() for name, value in module.state_dict().items()}
+    served = {name: value.clone() for name, value in trained(module).items()}
 
     def loss_of(parameters: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return cross_entropy(functional_call(module, parameters, (x,)), y)
+        return mean_loss(functional_call(module, parameters, (x,)), y)
 
     gradients, losses = vmap(grad_and_value(loss_of)), vmap(loss_of, in_dims=(None, 0, 0))
 
