@@ -99,7 +99,7 @@ def network_task(
     _check_values(metrics, counts)
     forms = rewriting.replaceable(apply, model, example, None) if fast_forms else ()
     forward = rewriting.in_fast_forms(apply) if forms else apply
-    replaced = tuple((kind, count) for kind, count in forms if kind != rewriting.PRODUCT)
+    replaced = tuple((kind, count) for kind, count in forms if kind not in rewriting.SILENT)
     dense = _dense_layers(apply, mean_loss, model, example) if fast_forms and running is None else None
     averages = None if running is None else _training_averages(running, mean_loss, fast=bool(forms))
 

@@ -3,9 +3,10 @@
 A network is read as the program that JAX makes of it (its jaxpr), so that flax, haiku, equinox or a plain function are
 all the same. Convolutions of one or two spatial axes (any strides, padding and dilation; no groups, not transposed, of
 the usual precision) and maximum and average pooling are computed by `jaxfl.models.fast.convolution`, on a CPU products
-with a kernel of few outputs or a large one by `jaxfl.models.fast.products` and convolutions of few outputs, with what
-is behind them, by `jaxfl.models.fast.rows_last`; everything else stays as it is, and so does what is inside functions
-with gradients of their own (`jax.custom_jvp`, `jax.custom_vjp`).
+with a kernel of few outputs or a large one by `jaxfl.models.fast.products`, convolutions of few outputs, with what is
+behind them, by `jaxfl.models.fast.rows_last`, and sums over places and the channels of a group one after the other;
+everything else stays as it is, and so does what is inside functions with gradients of their own (`jax.custom_jvp`,
+`jax.custom_vjp`).
 
 Values and gradients are equal to rounding, ties of a maximum included. Forward-mode gradients (`jax.jvp`) of a replaced
 convolution or product are not there.
@@ -26,7 +27,8 @@ from jaxfl.typing import Array
 INLINE = ("jit", "pjit", "closed_call", "core_call")  # programs that are opened
 ProductFunction = Callable[[Array], Array]
 NO_PRODUCTS: Mapping[int, ProductFunction] = {}
-PRODUCT = "product"
+PRODUCT, GROUP_SUM = "product", "sum over groups"
+SILENT = (PRODUCT, GROUP_SUM)  # kinds that a summary does not name
 LOOPS = ("scan", "while", "cond", "checkpoint", "remat", "remat2")  # programs whose insides are replaced
 
 
@@ -194,7 +196,22 @@ def _replacement_kind(equation: core.JaxprEqn) -> str | None:
         return f"{name.removeprefix('reduce_window_')} pooling" if whole and floating else None
     if is_dense(equation) and may_pay(*avals[1].shape):
         return PRODUCT
-    return None
+    return GROUP_SUM if name == "reduce_sum" and _sums_groups(avals[0].ndim, params["axes"]) else None
+
+
+def _sums_groups(axes: int, summed: Sequence[int]) -> bool:
+    """Returns whether a sum is one over the last axis and over one that is not beside it, as of group normalisation."""
+    return axes - 1 in summed and axes - 2 not in summed and len(summed) > 1 and jax.default_backend() == "cpu"
+
+
+def _sum_groups(equation: core.JaxprEqn, inputs: Array) -> Array:
+    """Returns the sum, over the last axis behind the others: of two channels in a group no vectors can be made.
+
+    Without the barrier XLA makes one sum of the two.
+    """
+    last = inputs.ndim - 1
+    first = tuple(axis for axis in equation.params["axes"] if axis != last)
+    return jax.lax.optimization_barrier(inputs.sum(first, inputs.dtype)).sum(-1, inputs.dtype)
 
 
 def is_dense(equation: core.JaxprEqn) -> bool:
@@ -233,6 +250,7 @@ def _fast_pooling(pool: Callable[..., Array], equation: core.JaxprEqn, inputs: A
 
 REPLACEMENTS: dict[str, Callable[..., Array]] = {
     PRODUCT: lambda equation, inputs, kernel: times(inputs, kernel),
+    GROUP_SUM: _sum_groups,
     "convolution": _fast_convolution,
     "max pooling": functools.partial(_fast_pooling, convolution.max_pool),
     "sum pooling": functools.partial(_fast_pooling, convolution.sum_pool),

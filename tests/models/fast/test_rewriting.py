@@ -97,17 +97,91 @@ def test_the_form_for_one_client_is_the_same_however_it_is_mapped(name, mapped):
     assert "feature_group_count=2" not in program and "batch_group_count=2" not in program
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_squares_lose_no_digit(dtype):
-    inputs, kernel = images(0, 4, 16, 16, 64).astype(dtype), images(1, 3, 3, 64, 64).astype(dtype)
+def exact_convolution(inputs, kernel, gradient, padding):
+    """Returns the outputs and the gradients of inputs and kernel in float64, place by place."""
+    inputs, kernel, gradient = (np.asarray(array, np.float64) for array in (inputs, kernel, gradient))
+    height, width = gradient.shape[1:3]
+    crop = [slice(max(-before, 0), inputs.shape[1 + i] - max(-behind, 0)) for i, (before, behind) in enumerate(padding)]
+    pads = [(0, 0), *((max(before, 0), max(behind, 0)) for before, behind in padding), (0, 0)]
+    around = np.pad(inputs[:, crop[0], crop[1]], pads)
+    outputs, by_around, by_kernel = np.zeros(gradient.shape), np.zeros(around.shape), np.zeros(kernel.shape)
+    for i in range(3):
+        for j in range(3):
+            place = (slice(None), slice(i, i + height), slice(j, j + width))
+            outputs += around[place] @ kernel[i, j]
+            by_around[place] += gradient @ kernel[i, j].T
+            by_kernel[i, j] = np.tensordot(around[place], gradient, axes=([0, 1, 2], [0, 1, 2]))
+    by_input = np.zeros(inputs.shape)
+    inner = [slice(before, before + size) for (before, _), size in zip(pads[1:3], around.shape[1:3], strict=True)]
+    inner = [slice(one.start, one.start + cut.stop - cut.start) for one, cut in zip(inner, crop, strict=True)]
+    by_input[:, crop[0], crop[1]] = by_around[:, inner[0], inner[1]]
+    return outputs, by_input, by_kernel
+
+
+SQUARES = {
+    "whole squares": ((10, 16, 16, 64), 64, ((1, 1), (1, 1))),
+    "many channels": ((10, 8, 8, 256), 128, ((1, 1), (1, 1))),
+    "in blocks": ((6, 32, 32, 64), 96, ((1, 1), (1, 1))),
+    "odd sides": ((5, 13, 11, 33), 48, ((0, 1), (2, 0))),
+    "cropped": ((5, 14, 15, 48), 33, ((-1, 0), (1, -2))),
+}
+
+
+@pytest.mark.parametrize("side", convolution.POINTS)
+@pytest.mark.parametrize("name", SQUARES)
+def test_squares_are_as_exact_as_stated(name, side, monkeypatch):
+    """Outputs and both gradients: root mean squares of errors beside those of slices."""
+    monkeypatch.setattr(convolution, "square_side", lambda rows, sides: side)
+    monkeypatch.setattr(convolution, "SQUARE_CACHE", 1 << 19 if name == "in blocks" else 1 << 21)
+    shape, outputs, padding = SQUARES[name]
+    inputs, kernel = images(0, *shape), images(1, 3, 3, shape[3], outputs) / np.sqrt(9 * shape[3], dtype=np.float32)
+    gradient = images(2, *jax.eval_shape(lambda: convolution.as_product(inputs, kernel, padding)).shape)
+    exact, errors = exact_convolution(inputs, kernel, gradient, padding), {}
+    for form in (convolution.as_squares, convolution.as_product):
+
+        def both(inputs, kernel, gradient, form=form):
+            found, pull_back = jax.vjp(functools.partial(form, padding=padding), inputs, kernel)
+            return found, *pull_back(gradient)
+
+        found = jax.jit(both)(inputs, kernel, gradient)
+        errors[form] = [np.sqrt(np.mean((a - b) ** 2)) / b.std() for a, b in zip(found, exact, strict=True)]
+    ratios = np.divide(*(errors[form] for form in (convolution.as_squares, convolution.as_product)))
+    assert max(errors[convolution.as_squares]) < 2e-6
+    assert max(ratios) < (2.5 if side == 2 else 7), ratios
+
+
+def test_squares_add_narrow_numbers_in_float32():
+    inputs, kernel = (
+        images(number, *shape).astype(jnp.bfloat16) for number, shape in ((0, (4, 16, 16, 64)), (1, (3, 3, 64, 64)))
+    )
     padding = ((1, 1), (1, 1))
-    around = np.pad(inputs.astype(np.float64), [(0, 0), (1, 1), (1, 1), (0, 0)])
-    exact = sum(around[:, i : i + 16, j : j + 16] @ kernel[i, j].astype(np.float64) for i in range(3) for j in range(3))
+    exact = exact_convolution(inputs, kernel, np.zeros((4, 16, 16, 64)), padding)[0]
     errors = [
         np.abs(np.asarray(jax.jit(form, static_argnums=2)(inputs, kernel, padding), np.float64) - exact).max()
         for form in (convolution.as_squares, convolution.as_product)
     ]
     assert errors[0] < 2 * errors[1]
+
+
+@pytest.mark.parametrize("groups", [4, 16])
+def test_sums_of_group_normalisation_are_made_one_after_the_other(groups):
+    """The same values and gradients, and those of its parameters."""
+    layer, inputs = nn.GroupNorm(groups), images(0, 3, 6, 5, 16)
+    params = jax.tree.map(lambda leaf: leaf + 0.1, layer.init(jax.random.key(0), inputs))
+    check_alike(gradients(in_fast_forms(layer.apply))(params, inputs), gradients(layer.apply)(params, inputs))
+    assert replaceable(layer.apply, params, inputs) == (("sum over groups", 2),)
+    assert replaceable(lambda x: (x.sum(), x.sum((0, 1)), x.sum((2, 3)), x.sum(3)), inputs) == ()
+    task = jaxfl.classification(
+        networks_with_groups(), jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
+    )
+    assert task.fast.replaced == (), "a summary names convolutions and poolings alone"
+
+
+def networks_with_groups():
+    """Returns a network with group normalisation and without convolutions."""
+    return nn.Sequential(
+        [lambda x: x.reshape(len(x), 8, 8, 1), nn.Dense(4), nn.GroupNorm(2), lambda x: x.mean((1, 2)), nn.Dense(10)]
+    )
 
 
 @pytest.mark.parametrize("mapped", ["nothing", "inputs", "kernels"])
