@@ -62,13 +62,15 @@ def federate(
         train: pool rows of each client as N index arrays, N at least 1 (or a packed `Split`); the array of a client
             without rows is empty.
         test: the same for the test rows. A warning names a client with some of its training rows among them; if the
-            test rows of all clients are their training rows, there is no warning.
+            test rows of all clients are their training rows, there is no warning. Another names a client with a row
+            twice.
         num_classes: L; None derives it from the shape of the labels (regression, multilabel).
         rotation, tilt, label_shift, group, held_out: one value per client `[N]`, see `FederatedData`.
         mean, std: normalisation in the units of `inputs`, a number or one per channel. For floats the default of one
             alone is 0 or 1, and there is no normalisation if both are left out.
         name, group_names, class_names, client_names: names for plots and tables; client names for all or for none.
-        check_repeats: whether to warn of test rows that are identical with training rows, see `jaxfl.data.leaks`.
+        check_repeats: whether to warn of test rows that are identical with training rows, see `jaxfl.data.leaks`, and
+            of rows that a client has twice.
         check_kind: whether to warn of numbers to predict, or several labels of a row, that look like classes.
 
     Raises:
@@ -137,6 +139,8 @@ def federate(
     check_groups(data)
     _warn_test_rows_in_training(data)
     if check_repeats:
+        _warn_rows_twice("train", data.train)
+        _warn_rows_twice("test", data.test)
         leaks.warn_repeated_rows(data)
     return data
 
@@ -291,7 +295,7 @@ def check_no_drift(name: str, data: FederatedData) -> None:
 
 
 def check_finite(name: str, inputs: np.ndarray) -> None:
-    """Raises ValueError if an input is NaN, infinite, or changes when it is converted to float32.
+    """Raises ValueError if an input is NaN, infinite, or changes when it is converted to float32 or computed with.
 
     Args:
         name: name of the inputs, for the message.
@@ -304,7 +308,7 @@ def check_finite(name: str, inputs: np.ndarray) -> None:
             f"{name} must be finite, got NaN or infinity ({inputs[place]}) in {where}; drop the row or "
             "replace its values."
         )
-    if inputs.dtype == np.float64:
+    if inputs.dtype.kind == "f":
         check_rounding(name, inputs, jax.dtypes.canonicalize_dtype(inputs.dtype), STANDARDISE)
 
 
@@ -359,6 +363,20 @@ def check_groups(data: FederatedData) -> None:
         got = f"{groups.min()} to {groups.max()}"
         raise ValueError(
             f"group must be from 0 to {most}, got {got}; count groups from 0, and name all groups or none."
+        )
+
+
+def _warn_rows_twice(name: str, split: Split) -> None:
+    """Warns if a client has a row of the pool twice, which then counts twice."""
+    if not len(split.rows) or np.bincount(split.rows).max() == 1:
+        return
+    owned = [np.sort(split.rows[start : start + size]) for start, size in zip(split.start, split.size, strict=True)]
+    twice = {client: rows[:-1][rows[1:] == rows[:-1]] for client, rows in enumerate(owned)}
+    if having := [client for client, rows in twice.items() if len(rows)]:
+        warnings.warn(
+            f"{name}: {len(having)} of {len(owned)} clients have a row twice, client {having[0]} row "
+            f"{twice[having[0]][0]}; use np.unique for each client's rows, or check_repeats=False if that is meant.",
+            stacklevel=3,
         )
 
 

@@ -61,7 +61,7 @@ def to_floats(name: str, values: np.ndarray, dtype: DTypeLike, remedy: str) -> n
 
 
 def check_rounding(name: str, values: np.ndarray, dtype: DTypeLike, remedy: str) -> None:
-    """Raises ValueError if a float type is too coarse for the differences within a column.
+    """Raises ValueError if a float type is too coarse for the differences within a column, or for all values.
 
     Args:
         name: name of the array, for the message; a path may precede it.
@@ -70,13 +70,17 @@ def check_rounding(name: str, values: np.ndarray, dtype: DTypeLike, remedy: str)
         remedy: the end of the message.
 
     Raises:
-        ValueError: a value is beyond the type, or rounded by more than a thousandth of its column's range.
+        ValueError: a value is beyond the type, or rounded by more than a thousandth of its column's range; or all
+            values are so small that devices, which replace subnormal numbers by 0, change them by more than that.
 
     >>> check_rounding("labels", 1.7e9 + np.arange(60.0), np.float32, "subtract their mean")
     Traceback (most recent call last):
     ValueError: labels must differ by more than the precision of float32, to which they are converted, got ...
     """
-    if not values.size or np.can_cast(values.dtype, dtype):
+    if not values.size:
+        return
+    _check_subnormal(name, values, dtype)
+    if np.can_cast(values.dtype, dtype):
         return
     rows = values.reshape(len(values), -1)
     error, worst = np.zeros(rows.shape[1]), np.zeros(rows.shape[1], np.int64)
@@ -103,6 +107,17 @@ def check_rounding(name: str, values: np.ndarray, dtype: DTypeLike, remedy: str)
             f"{name} must differ by more than the precision of {np.dtype(dtype)}, to which they are converted, got "
             f"{_value_and_place(values, int(worst[column]) * len(columns) + column)}, which becomes "
             f"{float(rows[worst[column], column].astype(dtype))}, in a range of {2 * spread[column]:.6g}; {remedy}."
+        )
+
+
+def _check_subnormal(name: str, values: np.ndarray, dtype: DTypeLike) -> None:
+    """Raises ValueError if values are so small, all of them, that a device makes them 0; as `check_rounding`."""
+    least = float(np.finfo(dtype).tiny)
+    high, low = float(values.max()), float(values.min())
+    if low < high and max(high, -low) < least / COARSE:
+        raise ValueError(
+            f"{name} must be well above {least:.3g}, the smallest number of {np.dtype(dtype)} that devices do not "
+            f"replace by 0, got {low:.3g} to {high:.3g}; multiply them."
         )
 
 

@@ -7,14 +7,17 @@ import numpy as np
 from jaxfl.data.clients import FederatedData
 
 BLOCK = 1 << 24  # bytes of rows that are hashed at once
-VALUES = 8  # of a row: rows of fewer numbers are equal by chance
+VALUES = 8  # of a row: rows of fewer numbers may be equal by chance
+DIFFERENT = 32  # training rows, from which on equal rows of few numbers are no chance, if hardly two of these are equal
 SHARE = 0.01  # of the test rows, from which on there is a warning
 
 
 def count_repeated_rows(data: FederatedData) -> int:
     """Returns the number of test rows in the pool whose input and label another row has that is trained on.
 
-    Rows of fewer than 8 numbers and rows of one repeated number are not counted, because these are equal by chance.
+    Rows of one repeated number are not counted. Rows of fewer than 8 numbers are counted only where at most a hundredth
+    of the training rows, which must be 32 or more, are equal: otherwise rows are equal by chance, as those of a few
+    categories are.
 
     >>> from jaxfl.data import load
     >>> count_repeated_rows(load("iid-digits", num_clients=4))
@@ -37,9 +40,7 @@ def warn_repeated_rows(data: FederatedData) -> None:
 
 def _repeated_rows(data: FederatedData) -> tuple[np.ndarray, np.ndarray]:
     """Returns the test rows in the pool that are identical with training rows `[M]`, and one of these for each."""
-    none = np.zeros(0, np.int64)
-    if np.prod(data.input_shape, dtype=np.int64) < VALUES:
-        return none, none
+    none, narrow = np.zeros(0, np.int64), np.prod(data.input_shape, dtype=np.int64) < VALUES
     train, test = (np.unique(np.asarray(split.rows)) for split in (data.train, data.test))
     test = np.setdiff1d(test, train, assume_unique=True)  # `federate` warns of those by client
     if not len(test) or not len(train):
@@ -47,6 +48,8 @@ def _repeated_rows(data: FederatedData) -> tuple[np.ndarray, np.ndarray]:
     inputs, labels = np.asarray(data.inputs), np.asarray(data.labels)
     hashes = _hash_rows(inputs, train), _hash_rows(inputs, test)
     order = np.argsort(hashes[0], kind="stable")
+    if narrow and not _are_different(hashes[0][order]):
+        return none, none
     place = np.minimum(np.searchsorted(hashes[0][order], hashes[1]), len(train) - 1)
     matched = hashes[0][order][place] == hashes[1]
     test, train = test[matched], train[order][place][matched]
@@ -56,8 +59,14 @@ def _repeated_rows(data: FederatedData) -> tuple[np.ndarray, np.ndarray]:
         part = slice(begin, begin + step)
         one, other = (inputs[rows[part]].reshape(len(rows[part]), -1) for rows in (test, train))
         alike = (labels[test[part]] == labels[train[part]]).reshape(len(one), -1).all(1)
-        same[part] = (one == other).all(1) & alike & (one != one[:, :1]).any(1)  # a row of one number is no example
+        example = narrow or (one != one[:, :1]).any(1)  # a row of one number, such as a black image, is none
+        same[part] = (one == other).all(1) & alike & example
     return test[same], train[same]
+
+
+def _are_different(ordered: np.ndarray) -> bool:
+    """Returns whether these are the sorted hashes of many rows, hardly two of which are equal."""
+    return len(ordered) >= DIFFERENT and (ordered[1:] == ordered[:-1]).sum() <= SHARE * len(ordered)
 
 
 def _hash_rows(inputs: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -47,7 +47,8 @@ def writers(
         ValueError: the makers of the examples are unknown, or too few makers have enough rows.
 
     Warns:
-        UserWarning: makers are left out because of `min_rows`, or held out because they have no training rows.
+        UserWarning: makers are left out because of `min_rows`, held out because they have no training rows, or not
+            tested because they have no test rows, while others are.
     """
     official_test = by == "client" and source.test_clients is not None
     clients = _row_makers(source, by)
@@ -77,6 +78,13 @@ def writers(
             warnings.warn(
                 f"{source.name}: {unseen.sum()} of {len(unseen)} makers have no training rows and are held out, and a "
                 "method cannot assign them to a cluster; test_share=0.25 divides the rows of all makers anew.",
+                stacklevel=2,
+            )
+        untested = np.array([not len(part) for part in test])
+        if 0 < untested.sum() < (~unseen).sum():  # more than that: the test set has makers of its own
+            warnings.warn(
+                f"{source.name}: {untested.sum()} of {len(untested)} makers have no test rows and are in no metric; "
+                "test_share=0.25 divides the rows of all makers anew.",
                 stacklevel=2,
             )
     else:

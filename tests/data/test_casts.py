@@ -61,6 +61,8 @@ def test_integers_are_kept_or_refused(values):
         ({"labels": 1.7e9 + np.arange(12.0), "num_classes": None}, ("labels", "float32", "row 11", "1700000011.0")),
         ({"labels": 1e-50 * np.arange(12.0), "num_classes": None}, ("labels", "float32")),
         ({"labels": 1e300 * np.arange(12.0), "num_classes": None}, ("labels", "float32", "1.1e+301", "row 11")),
+        ({"inputs": X * np.float32(1e-39)}, ("inputs", "float32", f"{np.finfo(np.float32).tiny:.3g}")),
+        ({"labels": 1e-40 * np.arange(12.0), "num_classes": None}, ("labels", "float32", "1.1e-39")),
         ({"mean": 1.0, "std": 1e-60}, ("std", 0.0)),
     ],
 )

@@ -171,6 +171,16 @@ def test_a_client_tested_on_some_of_its_training_rows_is_named():
     data.federate(inputs, labels, rows, [[2], [0, 1], []], num_classes=2)  # another's rows
 
 
+def test_a_row_that_a_client_has_twice_is_told():
+    inputs, labels = np.arange(12, dtype=np.float32).reshape(6, 2), np.arange(6) % 2
+    for name, lists in (("train", [[0], [1, 2, 1]]), ("test", [[], [3, 3]])):
+        rows = {"train": [[0], [1]], "test": [[4], [5]]} | {name: lists}
+        with pytest.warns(UserWarning, match=mentions(name, "1 of 2 clients", "client 1", f"row {lists[1][-1]}")):
+            data.federate(inputs, labels, **rows, num_classes=2)
+        data.federate(inputs, labels, **rows, num_classes=2, check_repeats=False)  # a warning would fail
+    data.federate(inputs, labels, [[0, 1], [1, 0]], [[4], [4]], num_classes=2)  # another's rows
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_federate_names_the_row_that_is_not_finite(bad):
     inputs = np.zeros((12, 3), np.float32)

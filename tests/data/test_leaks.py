@@ -90,9 +90,22 @@ def test_a_file_with_identical_rows_is_told(tmp_path):
 
 def test_rows_that_are_equal_by_chance_are_not_told():
     train, test = [np.arange(32)], [np.arange(32, 40)]
-    for inputs in (np.zeros((40, 9), np.float32), np.eye(40, 3, dtype=np.float32), X):
+    few = RNG.integers(0, 3, (40, 3)).astype(np.float32)  # 27 rows are possible
+    for inputs in (np.zeros((40, 9), np.float32), np.eye(40, 3, dtype=np.float32), few, X):
         assert count_repeated_rows(data.federate(inputs, Y, train, test, num_classes=2)) == 0
     data.federate(X, Y, [np.arange(9), np.arange(9, 18)], [np.arange(9, 18), np.arange(9)], num_classes=2)
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+def test_rows_of_few_numbers_are_told_where_training_rows_are_different(columns):
+    """A table of three measurements: no two rows of it are equal by chance."""
+    inputs = X[:, :columns].copy()
+    inputs[34] = inputs[6]
+    for values in (inputs, 5 * np.argsort(np.argsort(inputs, 0), 0)):  # floats, and different whole numbers
+        values = np.where(np.arange(40)[:, None] == 34, values[6], values)
+        with pytest.warns(UserWarning, match=mentions("1 of 8 test rows", "row 34", "row 6")):
+            data.federate(values, Y, [np.arange(32)], [np.arange(32, 40)], num_classes=2)
+    assert count_repeated_rows(data.federate(inputs[9:], Y[9:], [np.arange(23)], [[25]], num_classes=2)) == 0  # too few
 
 
 @pytest.mark.parametrize("words", [1, 2, 7])
@@ -113,6 +126,13 @@ def test_makers_of_few_rows_are_counted(tmp_path):
     with pytest.warns(UserWarning, match=mentions("own", "2 of 3 makers", "fewer than 5 rows")):
         assert data.load("writers-npz", data_dir=path, min_rows=5).client_names == ("many",)
     assert data.load("writers-npz", data_dir=path, min_rows=0).num_clients == 3
+
+
+def test_makers_without_test_rows_are_told(tmp_path):
+    path = written(tmp_path, client=np.r_[["cid"] * 4, TRAINED[4:]])
+    with pytest.warns(UserWarning, match=mentions("own", "1 of 3 makers", "no test rows", "test_share=0.25")):
+        fed = data.load("writers-npz", data_dir=path)
+    assert dict(zip(fed.client_names, fed.test.size.tolist(), strict=True)) == {"ann": 4, "bob": 4, "cid": 0}
 
 
 @pytest.mark.filterwarnings("ignore:.*makers have no training rows")

@@ -320,7 +320,8 @@ def test_groups_that_are_lost_are_warned_of(path):
     np.savez(path, x=images, y=labels, **whose, test_x=images, test_y=labels, test_client=np.repeat(["ann", "eve"], 3))
     lost = pytest.warns(UserWarning, match=mentions("own", "1 of 3 clients", "group"))
     unplaced = pytest.warns(UserWarning, match=mentions("own", "1 of 3 makers", "training rows"))
-    with lost, unplaced:
+    untested = pytest.warns(UserWarning, match=mentions("own", "1 of 3 makers", "test rows"))
+    with lost, unplaced, untested:
         assert data.load("writers-npz", data_dir=path, test_share=None).group is None
 
 
@@ -374,6 +375,19 @@ def test_a_test_set_of_names_that_are_not_read_is_told(tmp_path, names):
     np.savez(tmp_path / "keras.npz", **PLAIN, **dict(zip(names, (TEST_IMAGES, TEST_LABELS), strict=True)))
     with pytest.warns(UserWarning, match=mentions("keras.npz", *names, "test_x", "test_y")):
         npz.load(tmp_path / "keras.npz")
+
+
+@pytest.mark.parametrize(
+    "names", [("testx", "TestY"), ("clients", "Client_ID"), ("groups", "class-names"), ("domains",)]
+)
+def test_arrays_whose_names_nearly_are_those_that_are_read_are_told(tmp_path, names):
+    np.savez(tmp_path / "own.npz", **PLAIN, ids=LABELS, files=LABELS, notes=LABELS, **dict.fromkeys(names, LABELS))
+    with pytest.warns(UserWarning, match=mentions("own.npz", *names, "test_x", "client", "class_names")) as seen:
+        npz.load(tmp_path / "own.npz")
+    assert "notes" not in str(seen[0].message)
+    makers = {"client": LABELS, "group": LABELS, "class_names": np.arange(10), "domain": LABELS}
+    np.savez(tmp_path / "own.npz", **PLAIN, **makers, clients=LABELS, groups=LABELS, class_labels=LABELS)
+    npz.load(tmp_path / "own.npz")  # the arrays themselves are there: a warning would fail
 
 
 def test_times_to_predict_have_a_remedy(tmp_path):

@@ -6,7 +6,7 @@ import os
 import re
 import warnings
 import zipfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,10 @@ EXTRAS = (
     "class_group",
     *(f"{key}_names" for key in NAMES),
 )
+
+# Arrays that are told if they are not read, by their names in small letters alone: test sets, and the names of others.
+TESTS = re.compile("[xy]?(test|val|valid|validation)([xy]|data|image|input|label|target|client|user)?s?")
+OTHERS = re.compile("(client|group|domain|mean|std)(id|index|number|name)?s?|(class|label)(e?s|names?)")
 
 # Arrays of a file written by `save`, and the fields of the source that they store.
 FIELDS = {
@@ -89,17 +93,7 @@ def load(
                 f"{path} must have the array {names[key]}, got only {existing}; set {option} to one of them, or add it "
                 f"with np.savez."
             )
-    unread = [
-        name
-        for name in existing
-        if name not in file and re.search("(^|_)(test|val|valid|validation)(_|$)", name, re.IGNORECASE)
-    ]
-    if unread:
-        warnings.warn(
-            f"{path}: {', '.join(unread)} are not read; a test set has the names {names['test_x']}, {names['test_y']} "
-            f"and {names['test_client']}.",
-            stacklevel=2,
-        )
+    _warn_unread_arrays(path, [name for name in existing if name not in file], names, set(file))
     arrays = {key: file[name] for key, name in names.items() if name in file}
     arrays |= {key: file[key] for key in EXTRAS if key in file}
     try:
@@ -107,6 +101,32 @@ def load(
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} must have bytes in UTF-8 ({error}); write texts.") from error
     return _source_from_arrays(path, arrays, names)
+
+
+def _warn_unread_arrays(path: Path, unread: Sequence[str], names: Mapping[str, str], found: Collection[str]) -> None:
+    """Warns of arrays that are not read although their names say that they belong to the data set.
+
+    Args:
+        path: path of the file.
+        unread: names of its arrays that are not read.
+        names: names in the file, by the names that `save` uses.
+        found: names of the arrays that are read.
+    """
+
+    def is_meant(name: str) -> bool:
+        letters = re.sub("[^a-z]", "", name.lower())
+        if TESTS.fullmatch(letters) or re.search("(^|_)(test|val|valid|validation)(_|$)", name, re.IGNORECASE):
+            return True
+        role = OTHERS.fullmatch(letters)
+        known = role and (role[1] or "class_names")
+        return known is not None and names.get(known, known) not in found
+
+    if meant := [name for name in unread if is_meant(name)]:
+        known = [*names.values(), *(name for name in EXTRAS if name not in ("origin", *names))]
+        warnings.warn(
+            f"{path}: {', '.join(meant)} are not read; the arrays of a data set have the names {', '.join(known)}.",
+            stacklevel=3,
+        )
 
 
 def _source_from_arrays(path: Path, arrays: Mapping[str, np.ndarray], file_names: Mapping[str, str]) -> Source:
