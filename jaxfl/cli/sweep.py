@@ -94,7 +94,7 @@ def grid_points(methods: Sequence[str], given: OptionValues) -> list[GridPoint]:
     An option of a method applies to the methods that have it, and `METHOD.key` to that method alone, with priority,
     whatever `key` the command `run` takes. An option of data, model, optimiser or run applies to all methods, and one
     of the server's optimiser to those that have one. An option that some of the models or optimisers of the sweep have
-    applies to settings with these.
+    applies to settings with these, and one of an attack, a drift, a schedule or a fine-tuning to settings with one.
 
     Args:
         methods: their names.
@@ -115,7 +115,7 @@ def grid_points(methods: Sequence[str], given: OptionValues) -> list[GridPoint]:
     given = dict(sorted(given.items(), key=lambda item: bool(_split_method(item[0])[0])))  # those of a method are last
     chosen_names = {
         choice: {value for key, values in given.items() if _split_method(key)[1] == choice for value in values}
-        for choice in CHOICES
+        for choice in (*CHOICES, *SWITCHES)
     }
     for method in methods:
         own = [key for key in given if _split_method(key)[0] == method]
@@ -290,15 +290,28 @@ CHOICES: dict[str, tuple[str, Callable[[str], Collection[str]]]] = {
 }
 
 
+# What is switched off by a value: that value, and the options that are refused with it.
+SWITCHES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "attack": ("none", ("attackers", "attack_scale")),
+    "drift": ("none", ("drift_share",)),
+    "drift_round": ("none", ("drift", "drift_share", "arrive", "leave")),
+    "schedule": ("constant", ("schedule_rounds", "schedule_factor")),
+    "finetune": ("none", ("finetune_batch_size",)),
+}
+
+
 def _is_of_other_choice(key: str, items: Mapping[str, str], names: Mapping[str, set[str]]) -> bool:
-    """Returns whether an option is of another model or optimiser of the sweep than the chosen one.
+    """Returns whether an option is of another model, optimiser or attack (and so on) of the sweep than the chosen one.
 
     Args:
         key: of the option.
         items: values by key, with the choices.
-        names: of the models and optimisers of the sweep, by choice.
+        names: the values of the sweep, by choice.
     """
     owner, name = _key_owner(key), key.rpartition(".")[2]
+    for switch, (off, having) in SWITCHES.items():
+        if name in having and owner != "server" and items.get(switch) == off and len(names[switch]) > 1:
+            return True
     for choice, (chosen_owner, having) in CHOICES.items():
         chosen = items.get(choice, "none" if chosen_owner == "server" else None)
         if chosen is not None and (owner == chosen_owner or (not owner and chosen_owner != "server")):

@@ -168,6 +168,24 @@ def test_options_of_a_choice_go_to_settings_with_that_choice():
     ]
 
 
+@pytest.mark.parametrize(
+    ("switch", "off", "on", "option"),
+    [
+        ("attack", "none", "sign-flip", "attackers=0.2"),
+        ("drift", "none", "swap", "drift_share=0.3"),
+        ("drift_round", "none", "5", "arrive=0.2"),
+        ("schedule", "constant", "step", "schedule_rounds=5"),
+        ("finetune", "none", "1", "finetune_batch_size=4"),
+    ],
+)
+def test_options_of_what_is_switched_off_go_to_settings_with_it(switch, off, on, option):
+    key, _, value = option.partition("=")
+    found = [point.items for point in cli_sweep.grid_points(["fedavg"], {key: [value], switch: [off, on]})]
+    assert list(map(set, found)) == [{f"{switch}={off}"}, {option, f"{switch}={on}"}]
+    alone = cli_sweep.grid_points(["fedavg"], {key: [value], switch: [off]})
+    assert set(alone[0].items) == {option, f"{switch}={off}"}  # refused with it, by name
+
+
 def test_what_is_done_is_not_made_again(tmp_path, capsys, empty_pictures, monkeypatch):
     out = tmp_path / "runs"
     words = ["fedavg,ifca", *DIGITS, "--out", out, "--set"]
