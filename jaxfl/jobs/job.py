@@ -188,6 +188,7 @@ def check(job: Job) -> None:
     options.server_optimizer(job.settings)
     options.sampler(job.settings)
     options.channel(job.settings)
+    options.aggregator(job.settings)
     options.finetune(job.settings)
     options.schedule(job.settings)
     if directory := job.directory():

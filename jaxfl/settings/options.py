@@ -37,7 +37,7 @@ from jaxfl.simulation.evaluation.finetune import FineTune
 from jaxfl.simulation.program import shapes_of
 from jaxfl.tasks import Task, start_from
 from jaxfl.typing import Array, Key
-from jaxfl.wire import Transform, wired
+from jaxfl.wire import Aggregator, Transform, wired
 
 FORMER_NETWORK: tuple[str, dict[str, Any]] = ("mlp", {"hidden": (2048,)})
 OWNERS = ("data", "method", "model", "optimizer", "server", "run")
@@ -308,7 +308,7 @@ def _method(settings: Settings, task: Task) -> Method:
     method = methods.make(settings.method_name, task, optimizer(settings), **chosen)
     rates = schedule(settings)
     method = method if rates is None else scheduled(method, rates)
-    return wired(method, channel=channel(settings))
+    return wired(method, channel=channel(settings), aggregator=aggregator(settings))
 
 
 def model(settings: Settings, num_classes: int) -> Network:
@@ -349,6 +349,15 @@ def channel(settings: Settings) -> Transform | None:
         ValueError: a link is unknown, or its number is out of range.
     """
     return wire_options.channel(settings.run)
+
+
+def aggregator(settings: Settings) -> Aggregator | None:
+    """Returns the robust aggregator of the settings, None for the method's own mean.
+
+    Raises:
+        ValueError: it is unknown, or its number is out of range.
+    """
+    return wire_options.aggregator(settings.run)
 
 
 def sampler(settings: Settings) -> sampling.Sampler:

@@ -1,19 +1,44 @@
-"""The wire of a run by options, such as `--set compress=topk:0.01+qsgd:8 --set clip=1.0`."""
+"""The wire of a run by options, such as `--set compress=topk:0.01+qsgd:8 --set clip=1.0 --set aggregator=median`."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxfl.schema import Option, check_name, quoted
 from jaxfl.settings import methods
-from jaxfl.wire import Transform, bfloat16, chain, clip, qsgd, random_k, sign, top_k
+from jaxfl.wire import (
+    Aggregator,
+    Transform,
+    bfloat16,
+    centred_clip,
+    chain,
+    clip,
+    geometric_median,
+    krum,
+    median,
+    multi_krum,
+    qsgd,
+    random_k,
+    sign,
+    top_k,
+    trimmed_mean,
+)
 
-# A link by name, the type of its number, and an example of the number; None where it has no number.
-LINKS: dict[str, tuple[Callable[..., Transform], type | None, str]] = {
+# Links and aggregators by name, the type of their number, and an example; None where there is no number.
+Choices = dict[str, tuple[Callable[..., Any], type | None, str]]
+LINKS: Choices = {
     "topk": (top_k, float, "0.01"),
     "randk": (random_k, float, "0.01"),
     "sign": (sign, None, ""),
     "qsgd": (qsgd, int, "8"),
     "bfloat16": (bfloat16, None, ""),
+}
+AGGREGATORS: Choices = {
+    "median": (median, None, ""),
+    "trimmed": (trimmed_mean, float, "0.2"),
+    "krum": (krum, float, "0.2"),
+    "multikrum": (multi_krum, float, "0.2"),
+    "geomedian": (geometric_median, None, ""),
+    "cclip": (centred_clip, float, "1.0"),
 }
 
 OPTIONS = (
@@ -30,6 +55,13 @@ OPTIONS = (
         float | None,
         "largest norm of a client's update, after its code; longer ones are shortened to it, none leaves them",
         traceable=True,
+    ),
+    Option(
+        "aggregator",
+        "mean",
+        str,
+        "robust aggregator of updates, by cluster: median, trimmed:SHARE, krum:SHARE, multikrum:SHARE, geomedian or "
+        "cclip:RADIUS, see jaxfl.wire; mean is the method's own",
     ),
 )
 
@@ -50,10 +82,23 @@ def channel(run: Mapping[str, Any]) -> Transform | None:
     ValueError: topk must keep a share of the entries above 0 and at most 1, got 2.0; topk:0.01 keeps one in hundred.
     """
     text = run.get("compress", "none")
-    links = [] if text == "none" else [_link(part.strip(), text) for part in text.split("+")]
+    links = [] if text == "none" else [_choose("compress", part.strip(), LINKS) for part in text.split("+")]
     if run.get("clip") is not None:
         links.append(clip(run["clip"]))
     return chain(*links) if links else None
+
+
+def aggregator(run: Mapping[str, Any]) -> Aggregator | None:
+    """Returns the robust aggregator of a run's options; None for the method's own mean.
+
+    Args:
+        run: the options that are given.
+
+    Raises:
+        ValueError: it is unknown, or its number is out of range.
+    """
+    text = run.get("aggregator", "mean")
+    return None if text == "mean" else _choose("aggregator", text, AGGREGATORS)
 
 
 def check_takes_wire(method: str, run: Mapping[str, Any]) -> None:
@@ -68,18 +113,18 @@ def check_takes_wire(method: str, run: Mapping[str, Any]) -> None:
             )
 
 
-def _link(part: str, text: str) -> Transform:
-    """Returns the link of a part of `compress`."""
-    name, colon, number = part.partition(":")
-    check_name("link of compress", name, LINKS)
-    make, kind, example = LINKS[name]
+def _choose(option: str, text: str, choices: Choices) -> Any:
+    """Returns the link or aggregator that a text names, such as `topk:0.01`."""
+    name, colon, number = text.partition(":")
+    check_name(option, name, choices)
+    make, kind, example = choices[name]
     if kind is None:
         if colon:
-            raise ValueError(f"compress must have no number for {name}, got {quoted(text)}; write {name}.")
+            raise ValueError(f"{option} must have no number for {name}, got {quoted(text)}; write {name}.")
         return make()
     try:
         value = kind(number)
     except ValueError:
         noun = "a whole number" if kind is int else "a number"
-        raise ValueError(f"compress must have {noun} for {name}, got {quoted(text)}; write {name}:{example}.") from None
+        raise ValueError(f"{option} must have {noun} for {name}, got {quoted(text)}; write {name}:{example}.") from None
     return make(value)

@@ -1,7 +1,8 @@
 """The wire: what happens between a client's update and the server's mean, for any method.
 
-`wired(method, channel=...)` returns a method whose clients send their updates through a channel: clipped, sparse or in
-few bits. It runs, resumes and streams as every method does.
+`wired(method, channel=..., aggregator=...)` returns a method whose clients send their updates through a channel
+(clipped, sparse or in few bits) to a server with a robust aggregator, which a few attackers cannot move far. It runs,
+resumes and streams as every method does.
 
 >>> import jaxfl, optax
 >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
@@ -12,7 +13,34 @@ few bits. It runs, resumes and streams as every method does.
 [79.0]
 """
 
+from jaxfl.server.aggregators import (
+    Aggregator,
+    centred_clip,
+    geometric_median,
+    krum,
+    median,
+    multi_krum,
+    trimmed_mean,
+)
 from jaxfl.wire.channel import CodeSize, Transform, bfloat16, chain, clip, qsgd, random_k, sign, top_k
 from jaxfl.wire.wired import wired
 
-__all__ = ["CodeSize", "Transform", "bfloat16", "chain", "clip", "qsgd", "random_k", "sign", "top_k", "wired"]
+__all__ = [
+    "Aggregator",
+    "CodeSize",
+    "Transform",
+    "bfloat16",
+    "centred_clip",
+    "chain",
+    "clip",
+    "geometric_median",
+    "krum",
+    "median",
+    "multi_krum",
+    "qsgd",
+    "random_k",
+    "sign",
+    "top_k",
+    "trimmed_mean",
+    "wired",
+]

@@ -1,4 +1,4 @@
-"""Wired methods: methods whose contributions go through a channel before they are summed.
+"""Wired methods: methods whose contributions go through a channel and an aggregator.
 
 A round of a wired method is traced while its wire is set (see `jaxfl.server.wire_context`). The engine then gives each
 pass over the clients to the wire, which changes what a client contributes:
@@ -6,13 +6,20 @@ pass over the clients to the wire, which changes what a client contributes:
     v_i  <-  channel(w_i - w)       w is what the client has received, the `start` of its contribution
     w_i  <-  w + v_i
 
-The contributions of one pass are one message. Nothing else of the method is changed: its weights, its clusters, and the
-records that clients send beside (losses, distances, sketches, representations), which are of the update as it was.
+The contributions of one pass are one message. An aggregator R (see `jaxfl.server.aggregators`) needs all of them at
+once, `[C, d]`; in place of its sums the method then gets
+
+    sum_i c_i w_i  ->  sum_i c_i (w + R(v_1, v_2, ...))       c_i is the weight of a client
+
+so that its means, its server's optimiser and its weights go on. Of several contributions of a client (FedEM's K models,
+but SCAFFOLD's model with its control is one) each is aggregated by itself. Nothing else of the method is changed: its
+weights, its clusters, and the records that clients send beside (losses, distances, sketches, representations), which
+are of the update as it was.
 """
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,67 +31,112 @@ from jaxfl.methods.base import Info, Method
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import quoted
 from jaxfl.server import aggregate
-from jaxfl.server.aggregate import Contribution
+from jaxfl.server.aggregate import Contribution, Total
+from jaxfl.server.aggregators import Aggregator
 from jaxfl.server.wire_context import activated
 from jaxfl.typing import Array, Key, Params
 from jaxfl.wire.channel import CodeSize, Transform
 
 
-def wired(method: Method, *, channel: Transform | None = None) -> Method:
-    """Returns the method with clients that send their updates through a channel.
+def wired(method: Method, *, channel: Transform | None = None, aggregator: Aggregator | None = None) -> Method:
+    """Returns the method with clients that send their updates through a channel, to a server with a robust aggregator.
 
     What is exchanged before the first round, and what clients download, is unchanged. `bytes_up` counts the code.
 
     Args:
         method: any method whose server adds up contributions; the outermost one, such as Ditto and not its solver.
-        channel: a link of `jaxfl.wire`, or several, joined by `jaxfl.wire.chain`; None returns the method itself.
+        channel: a link of `jaxfl.wire`, or several, joined by `jaxfl.wire.chain`; None sends updates as they are.
+        aggregator: of `jaxfl.wire`, such as `jaxfl.wire.median()`; None is the method's own mean. The updates of a
+            cohort `[C, d]` are then in memory at once.
 
     Raises:
-        TypeError: `channel` is not a link.
+        TypeError: `channel` is not a link, or `aggregator` is not a function.
         ValueError: in the first round, if the method or one of its options takes no wire.
     """
-    if channel is None:
+    if channel is None and aggregator is None:
         return method
-    if not isinstance(channel, Transform):
+    if channel is not None and not isinstance(channel, Transform):
         raise TypeError(f"channel must be a link of jaxfl.wire, got {quoted(channel)}; jaxfl.wire.qsgd(8) is one.")
+    if aggregator is not None and not callable(aggregator):
+        raise TypeError(f"aggregator must be a function, got {quoted(aggregator)}; jaxfl.wire.median() is one.")
 
     def round(key: Key, state: Any, data: FederatedData, cohort: Cohort) -> tuple[Any, Info]:
-        wire = _RoundWire(channel, key_for(key, Stream.WIRE, state.round))
+        wire = _RoundWire(channel, aggregator, key_for(key, Stream.WIRE, state.round))
         with activated(wire):
             result = method.round(key, state, data, cohort)
         if not wire.used:
             raise ValueError(
-                "method must send contributions to be wired, got one whose clients send none; run it without a channel."
+                "method must send contributions to be wired, got one whose clients send none; run it without a wire."
             )
         return result
 
     return method._replace(round=round)
 
 
+class _Collected(NamedTuple):
+    """One contribution without its sum, of one client or, stacked, of a cohort."""
+
+    update: Array  # [d]
+    counts: Array  # [] bool: it has a weight and a cluster
+    finite: Array  # [] bool
+    cluster: Array  # [] int32
+
+
 class _RoundWire:
     """The wire of one round, while the round is traced."""
 
-    def __init__(self, channel: Transform, key: Key):
-        self.channel, self.key = channel, key
+    def __init__(self, channel: Transform | None, aggregator: Aggregator | None, key: Key):
+        self.channel, self.aggregator, self.key = channel, aggregator, key
         self.passes, self.used = 0, False
 
     def over(self, run: Callable, fn: Callable, shared: Any, cohort: Any, own: Any, rows: Sequence[Params]) -> tuple:
-        """Returns a pass over the clients, whose contributions go through the channel before they are added up."""
+        """Returns a pass over the clients, whose contributions go through the channel and the aggregator."""
         number, self.passes = self.passes, self.passes + 1
 
         def client(given: tuple[Any, Key], client: Array, *rows: Any) -> tuple:
             shared, key = given  # an argument: devices refuse values of a trace that they do not get as one
-            sums, *records = fn(shared, client, *rows)
+            sums, kept, *row = fn(shared, client, *rows)
             many, structure = jax.tree.flatten(sums, is_leaf=aggregate.is_contribution)
-            if many:  # the function may be traced again, but it sends or does not
-                self.used = True
+            self.used |= bool(many)  # the function may be traced again, but it sends or does not
+            if many and self.channel is not None:
                 many = send(self.channel, key_for(key, Stream.WIRE, number, client), many)
-            return jax.tree.unflatten(structure, many), *records
+            collected = []
+            if self.aggregator is not None:
+                many, collected = map(list, zip(*map(_collect, many), strict=True)) if many else ([], [])
+            many = [dataclasses.replace(one, start=None) for one in many]
+            return jax.tree.unflatten(structure, many), (kept, collected), *row
 
-        return run(client, (shared, self.key), cohort, own, rows)
+        sums, (kept, collected), own = run(client, (shared, self.key), cohort, own, rows)
+        if collected:
+            totals, structure = jax.tree.flatten(sums, is_leaf=lambda node: isinstance(node, Total))
+            totals = [self._robust(*parts, cohort.mask) for parts in zip(totals, collected, strict=True)]
+            sums = jax.tree.unflatten(structure, totals)
+        return sums, kept, own
+
+    def _robust(self, starts: Total, many: _Collected, mask: Array) -> Total:
+        """Returns the sums of a cohort whose clients all contribute their start plus the aggregate of their updates.
+
+        Args:
+            starts: the sums of what the clients have received.
+            many: what each client has contributed `[C, ...]`.
+            mask: `[C]` bool, False for padding.
+        """
+        counts, count = many.counts & mask, starts.weight.shape[0]
+        labels = jnp.where(counts & many.finite, many.cluster, -1)
+        updates = jnp.where((labels >= 0)[:, None], many.update, 0)
+        found = self.aggregator(updates, labels, count) if self.aggregator else updates
+        rows = jax.vmap(lambda row: _unravel(row, jax.tree.map(lambda leaf: leaf[0], starts.values)))(found)
+        values = jax.tree.map(
+            lambda start, robust: start + tree.along(starts.weight, robust).astype(robust.dtype) * robust,
+            starts.values,
+            rows,
+        )
+        return Total(values, starts.weight, (counts & ~many.finite).sum(dtype=jnp.int32))
 
     def num_bytes(self, message: Params) -> float:
         """Returns the bytes of a message in the channel's code."""
+        if self.channel is None:
+            return tree.num_bytes(message)
         return self.channel.coded(CodeSize(sum(leaf.size for leaf in jax.tree.leaves(message)))).num_bytes
 
 
@@ -104,8 +156,19 @@ def send(channel: Transform, key: Key, many: Sequence[Contribution]) -> list[Con
     sent = []
     for one, start, change in zip(many, starts, changed, strict=True):
         values = tree.where(tree.is_finite(one.values), jax.tree.map(jnp.add, start, change), one.values)
-        sent.append(dataclasses.replace(one, values=values, start=None))
+        sent.append(dataclasses.replace(one, values=values))
     return sent
+
+
+def _collect(one: Contribution) -> tuple[Contribution, _Collected]:
+    """Returns a client's contribution with its start in place of its values, and its update beside."""
+    if one.weight.ndim:
+        raise ValueError("aggregator must be mean for clients with a weight in all clusters, such as those of fedsoft.")
+    start, finite = _full_start(one), tree.is_finite(one.values)
+    update = tree.ravel(jax.tree.map(jnp.subtract, one.values, start))
+    counts = (one.weight > 0) & (one.cluster >= 0) & (one.cluster < one.num_clusters)
+    weight = jnp.where(finite, one.weight, jnp.zeros((), one.weight.dtype))
+    return dataclasses.replace(one, values=start, weight=weight), _Collected(update, counts, finite, one.cluster)
 
 
 def _full_start(one: Contribution) -> Params:

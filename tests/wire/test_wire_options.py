@@ -20,6 +20,9 @@ from tests.messages import mentions
         (["compress=topk:0.1+"], ("compress", "qsgd")),
         (["clip=0"], ("clip", 0.0)),
         (["clip=-1"], ("clip", -1.0)),
+        (["aggregator=krum:0.5"], ("krum", 0.5)),
+        (["aggregator=trimmed"], ("aggregator", "trimmed:0.2")),
+        (["aggregator=midian"], ("midian", "median")),
     ],
 )
 def test_wrong_wires_are_refused_before_anything_is_loaded(items, words):
@@ -27,7 +30,8 @@ def test_wrong_wires_are_refused_before_anything_is_loaded(items, words):
     result = CliRunner().invoke(app, [*call, *(word for item in items for word in ("--set", item))])
     assert result.exit_code != 0
     with pytest.raises(ValueError, match=mentions(*words)):
-        options.channel(options.route("fedavg", "rotated-mnist", items))
+        settings = options.route("fedavg", "rotated-mnist", items)
+        options.channel(settings), options.aggregator(settings)
 
 
 @pytest.mark.parametrize(("method", "item"), [("local", "clip=1"), ("fedamp", "compress=sign"), ("robust", "clip=2")])
@@ -40,7 +44,7 @@ def test_methods_without_a_wire_say_why(method, item):
 @pytest.mark.parametrize(("method", "listed"), [("ifca", True), ("local", False)])
 def test_the_page_of_a_method_lists_what_it_takes(method, listed):
     shown = CliRunner().invoke(app, ["methods", method]).stdout
-    assert ("\ncompress" in shown, "\nclip" in shown) == (listed, listed)
+    assert [f"\n{name}" in shown for name in ("compress", "clip", "aggregator")] == [listed] * 3
 
 
 def test_runs_that_differ_in_the_clip_share_a_program(tmp_path):

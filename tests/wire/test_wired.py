@@ -9,13 +9,14 @@ import optax
 import pytest
 
 from jaxfl import methods, tree
+from jaxfl.data import conditions
 from jaxfl.methods import METHODS, Row
 from jaxfl.methods.base import Method
 from jaxfl.random import Stream, key_for
 from jaxfl.server import aggregate
 from jaxfl.testing import CHECKS
 from jaxfl.testing.small import case_options, federation, full_cohort, linear_task
-from jaxfl.wire import Transform, bfloat16, chain, clip, qsgd, random_k, sign, top_k, wired
+from jaxfl.wire import Transform, bfloat16, chain, clip, krum, median, qsgd, random_k, sign, top_k, trimmed_mean, wired
 from jaxfl.wire.wired import send
 from tests import problems, reference
 from tests.messages import mentions
@@ -183,12 +184,35 @@ def test_every_round_is_the_loop_with_the_link(name, link, key, monkeypatch):
         reference.follow(method, wanted, data, key, rounds=3, cohort=4)
 
 
-def wired_factory(name, channel):
+@pytest.mark.parametrize("name", ["scaffold", pytest.param("ifca", marks=pytest.mark.rotating)])
+def test_the_mean_of_what_is_collected_is_the_streamed_mean(name, key):
+    """Where members count alike, and the weights and controls of the method go on."""
+    row = METHODS[name]
+    method = row.factory(linear_task(), optax.sgd(0.3), **{**case_options(row), "weighting": "uniform"})
+    data, cohort = federation(), full_cohort()
+    state = method.init(key, data)
+    wanted, plain = jax.jit(method.round)(key, state, data, cohort)
+    found, info = jax.jit(wired(method, aggregator=trimmed_mean(0.0)).round)(key, state, data, cohort)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, wanted)
+    assert info.bytes_up == plain.bytes_up
+
+
+def test_a_median_is_not_moved_by_attackers(key):
+    data, cohort = federation(), full_cohort()
+    method = wired(methods.fedavg(linear_task(), optax.sgd(0.3)), aggregator=median())
+    state = method.init(key, data)
+    honest, _ = jax.jit(method.round)(key, state, data, cohort)
+    attacked, _ = jax.jit(method.round)(key, state, conditions.attack(data, "sign-flip", 0.15, scale=1e12), cohort)
+    assert np.abs(attacked.model["kernel"] - honest.model["kernel"]).max() < 0.5
+
+
+def wired_factory(name, channel=None, aggregator=None):
     def factory(task, optimizer, *, local_epochs: int = 2, batch_size: int | None = 4) -> Method:
         own = METHODS[name].small
         return wired(
             METHODS[name].factory(task, optimizer, local_epochs=local_epochs, batch_size=batch_size, **own),
             channel=channel,
+            aggregator=aggregator,
         )
 
     return factory
@@ -199,6 +223,8 @@ FACTORIES = {
     "ifca": Row(wired_factory("ifca", chain(qsgd(6), clip(0.5))), "", ""),
     "ditto": Row(wired_factory("ditto", random_k(0.5)), "", ""),
     "scaffold": Row(wired_factory("scaffold", chain(top_k(0.5), qsgd(8))), "", ""),
+    "ifca-median": Row(wired_factory("ifca", aggregator=median()), "", ""),
+    "fedper-krum": Row(wired_factory("fedper", clip(0.5), krum(0.2)), "", ""),
 }
 
 
@@ -217,7 +243,7 @@ def test_what_is_not_finite_stays_and_is_dropped(link, key):
     values = {"w": jnp.array([1.0, jnp.nan, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0])}
     one = aggregate.Contribution(values, jnp.float32(1), jnp.int32(0), 1, jax.tree.map(jnp.zeros_like, values))
     (sent,) = send(link, key, [one])
-    assert sent.start is None and int(aggregate.guarded(sent, jnp.array(True))[1]) == 1
+    assert int(aggregate.guarded(sent, jnp.array(True))[1]) == 1
 
 
 def test_contributions_of_a_pass_are_one_message(key):
@@ -255,5 +281,8 @@ def test_a_wired_method_is_not_wired_again(key):
     data = federation()
     with pytest.raises(ValueError, match=mentions("jaxfl.wire.chain")):
         jax.eval_shape(method.round, key, jax.eval_shape(method.init, key, data), data, full_cohort())
+    fedsoft = wired(methods.fedsoft(linear_task(), optax.sgd(0.3)), aggregator=median())
+    with pytest.raises(ValueError, match=mentions("aggregator", "fedsoft")):
+        jax.eval_shape(fedsoft.round, key, jax.eval_shape(fedsoft.init, key, data), data, full_cohort())
     with pytest.raises(TypeError, match=mentions("channel", "sign")):
         wired(methods.fedavg(linear_task(), optax.sgd(0.3)), channel="sign")

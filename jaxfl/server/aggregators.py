@@ -1,0 +1,147 @@
+"""Robust aggregators: what a server takes in place of the mean of its clients' updates, by cluster.
+
+An aggregator is a function `(updates [C, d], labels [C], num_clusters) -> [K, d]`. Every member of a cluster counts
+once, whatever its rows, since an attacker can report any number of them. A label of -1 is in no cluster, and a cluster
+without members gets 0. In a cluster of n members, f = floor(share n) are taken to be attackers.
+
+    median, trimmed_mean  of every coordinate, see `jaxfl.clustering.centres`            Yin et al., ICML 2018
+    krum                  the update with the least sum of squared distances to its
+                          n - f - 2 nearest ones                                         Blanchard et al., NeurIPS 2017
+    multi_krum            the mean of the n - f updates that are best by this sum        the same
+    geometric_median      Weiszfeld's iteration from the mean                            Pillutla et al., IEEE TSP 2022
+    centred_clip          v <- v + mean of (x_i - v) min(1, tau / |x_i - v|) from v = 0  Karimireddy et al., ICML 2021
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.clustering import centres
+from jaxfl.typing import Array
+
+Aggregator = Callable[[Array, Array, int], Array]
+
+
+def median() -> Aggregator:
+    """Returns the median of every coordinate.
+
+    >>> median()(jnp.array([[1.0], [2.0], [99.0], [7.0]]), jnp.array([0, 0, 0, 1]), 2).ravel().tolist()
+    [2.0, 7.0]
+    """
+    return lambda updates, labels, count: centres.median(updates, labels, _zeros(updates, count))
+
+
+def trimmed_mean(share: float) -> Aggregator:
+    """Returns the mean of every coordinate without its extremes.
+
+    Args:
+        share: of the members left out on either side, from 0 (the mean) to 0.5 (the median).
+
+    Raises:
+        ValueError: `share` is out of range.
+    """
+    _check_attackers("trimmed", share, 0.5)
+    return lambda updates, labels, count: centres.trimmed_mean(updates, labels, _zeros(updates, count), share=share)
+
+
+def geometric_median(steps: int = 8) -> Aggregator:
+    """Returns the geometric median, by a number of steps of Weiszfeld's iteration."""
+    return lambda updates, labels, count: centres.geometric_median(updates, labels, _zeros(updates, count), steps=steps)
+
+
+def krum(share: float) -> Aggregator:
+    """Returns Krum; with less than four members it means little, since an update has hardly a neighbour.
+
+    Args:
+        share: of the members that may be attackers, from 0 and below 0.5.
+
+    Raises:
+        ValueError: `share` is out of range.
+    """
+    return _krum("krum", share, lambda members, attackers: jnp.minimum(members, 1))
+
+
+def multi_krum(share: float) -> Aggregator:
+    """Returns Multi-Krum.
+
+    Args:
+        share: as in `krum`.
+
+    Raises:
+        ValueError: `share` is out of range.
+    """
+    return _krum("multikrum", share, lambda members, attackers: members - attackers)
+
+
+def centred_clip(radius: float, steps: int = 3) -> Aggregator:
+    """Returns centred clipping.
+
+    Args:
+        radius: tau, above 0: the farthest that one member moves the centre, times the number of members.
+        steps: of the iteration.
+
+    Raises:
+        ValueError: `radius` is not above 0 and finite.
+    """
+    if not 0 < radius < math.inf:
+        raise ValueError(f"cclip must have a radius above 0 and finite, got {radius}; cclip:1.0 is usual.")
+
+    def aggregate(updates: Array, labels: Array, count: int) -> Array:
+        inside = (labels >= 0)[:, None]
+        slot = jnp.maximum(labels, 0)
+
+        def step(_: Array, found: Array) -> Array:
+            away = jnp.where(inside, updates - found[slot], 0)
+            length = jnp.sqrt(jnp.square(away).sum(1, keepdims=True))
+            scale = jnp.where(length > radius, radius / jnp.where(length > 0, length, 1), 1).astype(updates.dtype)
+            return found + centres.mean(away * scale, labels, _zeros(updates, count))
+
+        return jax.lax.fori_loop(0, steps, step, _zeros(updates, count))
+
+    return aggregate
+
+
+def _krum(name: str, share: float, num_chosen: Callable[[Array, Array], Array]) -> Aggregator:
+    """Returns the mean of the `num_chosen(n, f)` updates of each cluster that are best by Krum's sum.
+
+    Distances are of differences: a product of all updates would lose those among honest clients to one that is huge.
+    """
+    _check_attackers(name, share, 0.5)
+    if share == 0.5:
+        raise ValueError(f"{name} must have a share of attackers below 0.5, got {share}; {name}:0.2 is usual.")
+
+    def aggregate(updates: Array, labels: Array, count: int) -> Array:
+        size = labels.shape[0]
+        members = centres.counts(labels, count)  # [K]
+        attackers = jnp.asarray(centres.trim_counts(share, size))[members]
+        near = jnp.maximum(members - attackers - 2, jnp.minimum(members - 1, 1))  # [K] neighbours that are looked at
+        slot = jnp.maximum(labels, 0)
+
+        def score(index: Array) -> Array:
+            square = jnp.square(updates - updates[index][None]).sum(1)
+            others = (labels == labels[index]) & (jnp.arange(size) != index)
+            nearest = jnp.sort(jnp.where(others, square, jnp.inf))
+            return jnp.where(jnp.arange(size) < near[slot[index]], nearest, 0).sum()
+
+        scores = jax.lax.map(score, jnp.arange(size))  # [C]
+        better = (scores[None] < scores[:, None]) | (
+            (scores[None] == scores[:, None]) & (jnp.arange(size)[None] < jnp.arange(size)[:, None])
+        )
+        rank = (better & (labels[None] == labels[:, None])).sum(1, dtype=jnp.int32)  # [C], ties by index
+        chosen = rank < num_chosen(members, attackers)[slot]
+        return centres.mean(updates, jnp.where(chosen, labels, -1), _zeros(updates, count))
+
+    return aggregate
+
+
+def _zeros(updates: Array, count: int) -> Array:
+    """Returns 0 for every cluster `[K, d]`."""
+    return jnp.zeros((count, updates.shape[1]), updates.dtype)
+
+
+def _check_attackers(name: str, share: float, most: float) -> None:
+    """Raises ValueError unless a share of attackers is from 0 to `most`."""
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= most:
+        raise ValueError(f"{name} must have a share of attackers from 0 to {most}, got {share}; {name}:0.2 is usual.")
