@@ -459,9 +459,11 @@ class Pool:
             time.sleep(POLL)
 
     def _start(self, place: int) -> Worker:
-        """Returns a new worker at a place."""
-        gpu = self._places.gpus[place] if self._places.gpus else None
-        self._workers[place] = Worker(self._arguments, self._places.cores[place], gpu)
+        """Returns a new worker at a place; called in the thread that gives runs to it."""
+        gpu, cores = self._places.gpus[place] if self._places.gpus else None, self._places.cores[place]
+        if cores and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, cores)  # of this thread: the process begins with them, and imports there
+        self._workers[place] = Worker(self._arguments, cores, gpu)
         return self._workers[place]
 
     def _begin_others(self, worker: Worker, place: int) -> bool:
