@@ -2,7 +2,7 @@
 
     digits   36 runs: four methods at three learning rates and three seeds
     stocfl   18 runs of StoCFL on 200 clients
-    rates    60 runs: 20 learning rates and three seeds
+    rates    60 runs of 100 rounds: 20 learning rates and three seeds
 
 Each turn runs a sweep with this clone, with this clone in one process (`--jobs 1`), and with another clone (`--base
 DIR`, such as a worktree of an earlier commit), one after the other and each with an empty cache folder, so that all
@@ -48,7 +48,7 @@ PARTS = {
         1.8,
         "base",
     ),
-    "rates": Part(f"fedavg --data rotated-digits --set learning_rate={RATES} --seeds 0-2", 1.3, "rounds"),
+    "rates": Part(f"fedavg --data rotated-digits --set learning_rate={RATES} --seeds 0-2 --rounds 100", 1.3, "rounds"),
 }
 
 

@@ -210,15 +210,15 @@ def build(settings: Settings, data: FederatedData) -> Method:
     """Returns the method that the settings describe, for a federation; its numbers are hyperparameters."""
     if user_code.is_address(settings.run.get("task")):  # made of the data's values, which differ from run to run
         return _method(settings, _task(settings, data))
-    shapes = data.in_programs()
+    shapes = shapes_of(data.in_programs())
 
     def prepare() -> Callable[[Settings], Method]:
         task = _task(settings, data)
         return lambda given: _method(given, task)
 
-    build_with, values = _shared_build(settings, prepare, "method", shapes_of(shapes)), numbers(settings)
+    build_with, values = _shared_build(settings, prepare, "method", shapes), numbers(settings)
     method = build_with(values)
-    own = settings.method_name in METHODS or _can_be_traced(build_with, values, shapes)
+    own = settings.method_name in METHODS or _can_be_traced(build_with, tuple(values), shapes)
     return attach(build_with, values, method) if own else method
 
 
@@ -230,16 +230,25 @@ def _task(settings: Settings, data: FederatedData) -> Task:
     return start_from(task, settings.run["weights"]) if settings.run.get("weights") else task
 
 
-def _can_be_traced(build_with: Callable[[Mapping[str, Any]], Method], values: dict[str, float], data: Any) -> bool:
-    """Returns whether a method from outside, and its rounds, are made of numbers that are not known yet."""
+@functools.lru_cache(MAX_SHARED_BUILDS)  # tracing takes as long as a short run
+def _can_be_traced(build_with: Callable[[Mapping[str, Any]], Method], names: tuple[str, ...], shapes: Any) -> bool:
+    """Returns whether a method from outside, and its rounds, are made of numbers that are not known yet.
+
+    Args:
+        build_with: see `_shared_build`.
+        names: of the numbers.
+        shapes: of the federation.
+    """
     cohort = Cohort.of(range(1))
 
     def one_round(values: dict[str, float], key: Key, data: FederatedData) -> Any:
         method = build_with(values)
         return method.round(key, method.init(key, data.at(0)), data.at(0), cohort)
 
+    structure, leaves = shapes
+    (data,) = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in leaves])
     try:
-        jax.eval_shape(one_round, values, jax.random.key(0), data)
+        jax.eval_shape(one_round, dict.fromkeys(names, 1.0), jax.random.key(0), data)
     except Exception:  # with its numbers it was made a moment ago: it needs to know them
         return False
     return True
