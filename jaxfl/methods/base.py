@@ -49,6 +49,9 @@ class Info(NamedTuple):
     extra: dict[str, Array]
 
 
+LEADING = 0.99  # least weight of a model that is the only one
+
+
 class Init(Protocol):
     """The type of `Method.init`. These types name arguments for a type checker; nothing is checked during a run."""
 
@@ -97,10 +100,24 @@ class Join(Protocol):
         ...
 
 
+class Participation(NamedTuple):
+    """The clients that have taken part in a run, for `Method.shortfall`.
+
+    Attributes:
+        cohort: most clients of a round.
+        sampled: bool `[N]` for clients that have taken part; None where that is not known.
+        twice: whether a client has taken part twice; None where that is not known.
+    """
+
+    cohort: int
+    sampled: np.ndarray | None = None
+    twice: bool | None = None
+
+
 class Shortfall(Protocol):
     """The type of `Method.shortfall`."""
 
-    def __call__(self, state: Any, data: FederatedData) -> str:
+    def __call__(self, state: Any, data: FederatedData, participation: "Participation") -> str:
         """Returns sentences about what the method has not done in a run, and how to change that; or an empty text."""
         ...
 
@@ -133,10 +150,10 @@ class Method(NamedTuple):
             none. `init` gives all clients the same row; `round` and `client_params` reach the rows of their cohort or
             ids alone, by `over_owners`, `tree.take` and `tree.put`. Then the field can be larger than the device's
             memory, see `jaxfl.simulation.host.rows`.
-        shortfall: `(state, data) -> str`, called once after the last round, on the host: sentences about work of the
-            method that could not be done, such as a clustering whose round was not reached, with the options that
-            change it; an empty text if all was done. A method that runs another one passes that one's on. None if
-            there is nothing to say. The summary has it, see `jaxfl.simulation.result.shortfall_of`.
+        shortfall: `(state, data, participation) -> str`, called once after the last round, on the host: sentences
+            about work of the method that could not be done, such as a clustering whose round was not reached, with the
+            options that change it; an empty text if all was done. A method that runs another one passes that one's on.
+            None if there is nothing to say. The summary has it, see `jaxfl.simulation.result.shortfall_of`.
         hyperparameters: the numbers that compiled programs take as an argument; None makes them constants.
     """
 
@@ -316,7 +333,9 @@ def takes_part(data: FederatedData) -> Array:
     return rows if data.held_out is None else rows & ~jnp.asarray(data.held_out)
 
 
-def one_cluster(state: Any, data: FederatedData, num_clusters: int, remedy: str) -> str:
+def one_cluster(
+    state: Any, data: FederatedData, num_clusters: int, remedy: str, sampled: np.ndarray | None = None
+) -> str:
     """Returns a sentence for `Method.shortfall` if all clients that train are in one of several clusters.
 
     Args:
@@ -324,16 +343,53 @@ def one_cluster(state: Any, data: FederatedData, num_clusters: int, remedy: str)
         data: the federation.
         num_clusters: K.
         remedy: the end of the sentence.
+        sampled: bool `[N]` for clients whose cluster is known, where the others keep that of the start; None is all.
 
     >>> from jaxfl.data.synthetic import clustered_linear
     >>> State = NamedTuple("State", [("cluster", np.ndarray)])
     >>> one_cluster(State(np.zeros(4, int)), clustered_linear(4, rows=2, features=1), 3, "take start=groups")
     'All 4 clients are in one of num_clusters=3 clusters: take start=groups.'
     """
-    found = np.asarray(state.cluster)[clients_to_train(data)]
+    placed = clients_to_train(data) & (True if sampled is None else sampled)
+    found = np.asarray(state.cluster)[placed]
     if num_clusters == 1 or len(found) < 2 or len(np.unique(found)) > 1:
         return ""
     return f"All {len(found)} clients are in one of num_clusters={num_clusters} clusters: {remedy}."
+
+
+def one_model_leads(weights: np.ndarray, model: str, remedy: str) -> str:
+    """Returns a sentence for `Method.shortfall` if one of several models has all the weight at each client.
+
+    Args:
+        weights: of the models at clients that have trained `[M, K]`, each row with the sum 1.
+        model: the method's name for a model.
+        remedy: the end of the sentence.
+
+    >>> one_model_leads(np.array([[0.0, 1.0], [0.001, 0.999]]), "learner", "take another seed")
+    'One of the 2 learners has at least 99 % of the weight at all 2 clients that have trained: take another seed.'
+    """
+    count, models = weights.shape
+    if count < 2 or models < 2 or not (weights.min(0) >= LEADING).any():
+        return ""
+    return (
+        f"One of the {models} {model}s has at least {LEADING:.0%} of the weight at all {count} clients that have "
+        f"trained: {remedy}.".replace("%", " %")
+    )
+
+
+def trained_once(participation: Participation, part: str) -> str:
+    """Returns a sentence for `Method.shortfall` if no client has taken part twice.
+
+    Args:
+        participation: of the run.
+        part: the method's part of each client, such as `"models"`.
+    """
+    if participation.twice is not False:
+        return ""
+    return (
+        f"No client has taken part twice, so that the {part} of clients were trained once at most: make more "
+        "rounds, or sample more clients in each."
+    )
 
 
 def clients_to_train(data: FederatedData) -> np.ndarray:

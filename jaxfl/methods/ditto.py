@@ -170,7 +170,7 @@ def ditto(
 
 def solver_shortfall(shortfall: Shortfall) -> Shortfall:
     """Returns the shortfall of the solver, of Ditto's state."""
-    return lambda state, data: shortfall(state.solver, data)
+    return lambda state, data, participation: shortfall(state.solver, data, participation)
 
 
 def joining(solver: Method, enter: Join, split_rows: SplitRows) -> Join:

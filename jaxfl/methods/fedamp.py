@@ -32,6 +32,7 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxfl import tree
@@ -40,13 +41,14 @@ from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods import base
-from jaxfl.methods.base import Info, Method
+from jaxfl.methods.base import Info, Method, Participation
 from jaxfl.methods.parts.personal import mark_trained, over_rows, personal_info
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import Traceable, checked, is_known
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
+PULL = 0.01  # least weight of other models in a cloud model that is worth a round
 Similarity = Literal["distance", "cosine"]
 
 
@@ -139,8 +141,26 @@ def fedamp(
         trained = mark_trained(state.trained, passed, data, cohort)
         return FedAMPState(passed.rows, trained, state.cluster, state.round + 1), info
 
+    def shortfall(state: FedAMPState, data: FederatedData, participation: Participation) -> str:
+        alone, trained = base.trained_once(participation, "models"), np.flatnonzero(state.trained)
+        if similarity == "cosine" or attraction == 0 or len(trained) < 2:
+            return alone
+        distances = distances_between(jax.tree.map(lambda leaf: np.asarray(leaf)[trained], state.models))
+        count = data.num_clients if data.held_out is None else int((~np.asarray(data.held_out)).sum())
+        alpha = sigma / count if attraction is None else attraction
+        weights = alpha / sigma * np.exp(-distances / sigma)
+        largest = float((weights.sum(1) - weights.diagonal()).max())
+        if largest >= PULL:
+            return alone
+        nearest = distances[~np.eye(len(trained), dtype=bool)].min()
+        return (
+            f"{alone} The models of others have at most {100 * largest:.2g} % of the weight in the cloud model of a "
+            f"client, since sigma={sigma:g} is small beside their squared distances, {nearest:.3g} or more: raise "
+            'sigma, or take similarity="cosine".'
+        ).lstrip()
+
     # no `per_client`: a round reads the models of all clients, though the rows of its cohort alone
-    return Method(init, round, lambda state, ids: tree.take(state.models, ids), task)
+    return Method(init, round, lambda state, ids: tree.take(state.models, ids), task, shortfall=shortfall)
 
 
 def cloud_model(models: Params, model: Params, weights: Array) -> Params:
@@ -165,6 +185,21 @@ def squared_model_distances(models: Params, model: Params) -> Array:
     [0.0, 25.0]
     """
     return _sum_by_model(jax.tree.map(lambda one, mine: jnp.square(one - mine[None]), models, model))
+
+
+def distances_between(models: Params) -> np.ndarray:
+    """Returns the squared distances `[N, N]` between `models [N, ...]`, on the host.
+
+    >>> distances_between({"w": np.array([[1.0, 1.0], [4.0, 5.0]])}).tolist()
+    [[0.0, 25.0], [25.0, 0.0]]
+    """
+    products = 0.0
+    for leaf in jax.tree.leaves(models):
+        rows = leaf.reshape(len(leaf), -1)
+        rows = rows - rows.mean(0)  # near models have small products then
+        products = products + np.float64(rows @ rows.T)
+    squares = np.diagonal(products)
+    return np.maximum(squares[:, None] + squares - 2 * products, 0)
 
 
 def cosines(models: Params, model: Params) -> Array:

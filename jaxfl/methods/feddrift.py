@@ -48,7 +48,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
-from jaxfl.methods.base import Info, Method
+from jaxfl.methods.base import Info, Method, Participation
 from jaxfl.methods.parts.by_cluster import cluster_training
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import Traceable, checked, is_known
@@ -383,7 +383,7 @@ def feddrift(
             "the beginning."
         )
 
-    def shortfall(state: FedDriftState, data: FederatedData) -> str:
+    def shortfall(state: FedDriftState, data: FederatedData, participation: Participation) -> str:
         if int(state.step):
             return model_sentence(state, data)
         return (

@@ -43,7 +43,7 @@ from jaxfl.cohort import Cohort, resolve_plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
-from jaxfl.methods.base import Info, Join, Method
+from jaxfl.methods.base import Info, Join, Method, Participation
 from jaxfl.methods.parts import newcomers
 from jaxfl.methods.parts.by_cluster import cluster_averaging, cluster_models
 from jaxfl.methods.parts.multi_centre import count_members
@@ -154,7 +154,7 @@ def fedgroup(
     def client_params(state: FedGroupState, ids: Array) -> Params:
         return cluster_models(state.models, state.cluster[ids], state.initial)
 
-    def shortfall(state: FedGroupState, data: FederatedData) -> str:
+    def shortfall(state: FedGroupState, data: FederatedData, participation: Participation) -> str:
         return base.one_cluster(state, data, num_clusters, "raise first_epochs, or take another seed")
 
     return Method(

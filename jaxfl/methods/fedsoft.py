@@ -33,6 +33,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxfl import tree
@@ -43,7 +44,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.engine import over_clients, over_owners
 from jaxfl.methods import base
-from jaxfl.methods.base import Assign, Info, Method
+from jaxfl.methods.base import Assign, Info, Method, Participation
 from jaxfl.methods.parts import competing
 from jaxfl.methods.parts.expectation import count_leading, row_losses_by_model
 from jaxfl.random import Stream, key_for
@@ -190,9 +191,14 @@ def fedsoft(
         between = jax.vmap(mean_centre, in_axes=(None, 0))(state.centres, state.weights[ids])
         return tree.where(state.trained[ids], own, between)
 
+    def shortfall(state: FedSoftState, data: FederatedData, participation: Participation) -> str:
+        weights = np.asarray(state.weights)[np.asarray(state.trained)]
+        weights = weights / weights.sum(1, keepdims=True)  # sigma is beside the shares of rows
+        return base.one_model_leads(weights, "centre", "take another seed or fewer centres")
+
     assign = assigning(weigh) if served == "cluster" else base.keep_clusters
     reads = "everybody" if everybody else "cohort"
-    return Method(init, round, client_params, task, assign, reads=reads, per_client="models")
+    return Method(init, round, client_params, task, assign, reads=reads, per_client="models", shortfall=shortfall)
 
 
 def importance(task: Task, smoother: float) -> Weigh:

@@ -40,7 +40,7 @@ from jaxfl.clustering.merging import Linkage
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods import base
-from jaxfl.methods.base import Info, Method
+from jaxfl.methods.base import Info, Method, Participation
 from jaxfl.methods.parts.by_cluster import cluster_averaging
 from jaxfl.methods.parts.one_shot import add_exchange, cluster_clients, grow, train_once
 from jaxfl.methods.parts.vectors import compared_leaves, to_vector
@@ -177,7 +177,7 @@ def flhc(
     def client_params(state: FLHCState, ids: Array) -> Params:
         return tree.take(state.models, state.cluster[ids])
 
-    def shortfall(state: FLHCState, data: FederatedData) -> str:
+    def shortfall(state: FLHCState, data: FederatedData, participation: Participation) -> str:
         number, count = int(state.num_clusters), base.clients_to_train(data).sum()
         if not number:
             return (

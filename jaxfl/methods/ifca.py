@@ -37,7 +37,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
-from jaxfl.methods.base import Info, Method, Reads
+from jaxfl.methods.base import Info, Method, Participation, Reads
 from jaxfl.methods.parts import competing
 from jaxfl.methods.parts.competing import JudgingRows, assigning, cluster_choice, model_losses
 from jaxfl.methods.parts.multi_centre import count_members
@@ -163,10 +163,11 @@ def ifca(
 
     reads: Reads = "cohort" if start in ("random", "groups") else "everybody"  # the others try many clients
 
-    def shortfall(state: IFCAState, data: FederatedData) -> str:
+    def shortfall(state: IFCAState, data: FederatedData, participation: Participation) -> str:
         if start != "groups" or int(state.round) > warmup_rounds or num_clusters == 1:
             other = "kmeans++" if start in ("groups", "balanced") else "groups"
-            return base.one_cluster(state, data, num_clusters, f"take start={other}, another seed or fewer clusters")
+            remedy = f"take start={other}, another seed or fewer clusters"
+            return base.one_cluster(state, data, num_clusters, remedy, participation.sampled)
         return (
             "No client has chosen a cluster to train: that follows the rounds in random groups, "
             f"warmup_rounds={warmup_rounds}, and the run had {int(state.round)} rounds; make more rounds, or lower "

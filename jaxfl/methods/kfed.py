@@ -29,7 +29,7 @@ from jaxfl.clustering import kmeans
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods import base
-from jaxfl.methods.base import Info, Method
+from jaxfl.methods.base import Info, Method, Participation
 from jaxfl.methods.parts.by_cluster import cluster_averaging
 from jaxfl.methods.parts.one_shot import add_exchange, nearest_centre, train_all_once
 from jaxfl.methods.parts.vectors import compared_leaves, to_vector
@@ -114,7 +114,7 @@ def kfed(
     def client_params(state: KFedState, ids: Array) -> Params:
         return tree.take(state.models, state.cluster[ids])
 
-    def shortfall(state: KFedState, data: FederatedData) -> str:
+    def shortfall(state: KFedState, data: FederatedData, participation: Participation) -> str:
         return base.one_cluster(state, data, num_clusters, "raise first_epochs, or take other layers")
 
     return Method(init, round, client_params, task, reads="everybody", shortfall=shortfall)

@@ -29,7 +29,7 @@ from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods import base
-from jaxfl.methods.base import Info, Method
+from jaxfl.methods.base import Info, Method, Participation
 from jaxfl.methods.parts.personal import mark_trained, over_rows, personal_info
 from jaxfl.methods.parts.vectors import chosen_leaves
 from jaxfl.random import Stream, key_for
@@ -129,7 +129,7 @@ def lg_fedavg(
         common, others = tree.partition(tree.repeat(state.model, ids.shape[0]), chosen)
         return tree.combine(tree.where(state.trained[ids], tree.take(state.local, ids), common), others)
 
-    def shortfall(state: LGState, data: FederatedData) -> str:
+    def shortfall(state: LGState, data: FederatedData, participation: Participation) -> str:
         if np.asarray(state.trained).any():
             return ""
         return (

@@ -43,7 +43,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
-from jaxfl.methods.base import Info, Join, Method
+from jaxfl.methods.base import Info, Join, Method, Participation
 from jaxfl.methods.parts import newcomers
 from jaxfl.methods.parts.by_cluster import cluster_averaging, cluster_models
 from jaxfl.methods.parts.one_shot import all_clients, cluster_clients, grow
@@ -157,7 +157,7 @@ def pacfl(
 
     join = joining(sign, chosen["angle"], chosen["linkage"], threshold if num_clusters is None else jnp.inf)
 
-    def shortfall(state: PACFLState, data: FederatedData) -> str:
+    def shortfall(state: PACFLState, data: FederatedData, participation: Participation) -> str:
         number, count = int(state.num_clusters), base.clients_to_train(data).sum()
         if num_clusters is None and number == 1 < count and threshold < (180 if chosen["angle"] == "entry" else 90):
             return f"All {count} clients merged within threshold={threshold} degrees to one cluster: lower threshold."

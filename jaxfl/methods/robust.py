@@ -40,7 +40,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
-from jaxfl.methods.base import Info, Method
+from jaxfl.methods.base import Info, Method, Participation
 from jaxfl.methods.parts.one_shot import add_exchange, nearest_centre, train_all_once
 from jaxfl.methods.parts.vectors import compared_leaves, to_vector
 from jaxfl.random import Stream, key_for
@@ -157,14 +157,15 @@ def robust(
     def client_params(state: RobustState, ids: Array) -> Params:
         return tree.take(state.models, state.cluster[ids])
 
-    def shortfall(state: RobustState, data: FederatedData) -> str:
+    def shortfall(state: RobustState, data: FederatedData, participation: Participation) -> str:
         alone = base.one_cluster(state, data, num_clusters, "raise first_epochs, or lower outliers")
         largest = int(np.bincount(np.asarray(state.cluster)[base.clients_to_train(data)], minlength=1).max())
+        largest = min(largest, participation.cohort)
         if trim == 0 or int(trim * largest) or trim == 0.5:  # the median of two is their mean
             return alone
         return (
-            f"{alone} No client's model was left out of a mean, since trim={trim} of the {largest} clients of the "
-            "largest cluster is less than one: raise trim, or take fewer clusters."
+            f"{alone} No client's model was left out of a mean, since trim={trim} of the {largest} clients that a "
+            "cluster has in a round at most is less than one: raise trim, sample more clients, or take fewer clusters."
         ).lstrip()
 
     return Method(init, round, client_params, task, reads="everybody", shortfall=shortfall)

@@ -152,7 +152,7 @@ class RunState:
             eval_clients=of_seed.data.num_clients if of_seed.sample is None else len(of_seed.sample),
             resident=not prepared.host_data,
             resident_state=not prepared.host_state,
-            shortfall=shortfall_of(prepared.method, state, self._data.at(progress.done), progress.tally),
+            shortfall=shortfall_of(prepared.method, state, self._data.at(progress.done), progress.tally, prepared.size),
         )
         data = dataclasses.replace(self._data.at(progress.done), client_names=of_seed.client_names, filled=0.0)
         began = None if self._data.drift is None else self._data.at(0)

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxfl.data.clients import FederatedData
-from jaxfl.methods.base import Method, slots_of, takes_part
+from jaxfl.methods.base import Method, Participation, slots_of, takes_part
 from jaxfl.sampling import check_drawn
 from jaxfl.simulation import processes
 from jaxfl.simulation.evaluation.metrics import Evaluation
@@ -50,7 +50,7 @@ class RoundTotals:
     Attributes:
         updates: sent by clients with training rows, from the start.
         lost: the last of them, of the rounds at the end in which not one was finite.
-        seen: clients that have taken part, as bits in hexadecimal; empty once one of them must have done so twice.
+        seen: clients that have taken part, as bits in hexadecimal; empty at the start, and where it is not known.
 
     Raises:
         ValueError: they are not.
@@ -86,8 +86,8 @@ class RoundTotals:
                 self.last_loss = loss if finite else math.nan
             self.updates += int(sent)
             self.lost = self.lost + int(sent) if diverged >= sent else 0  # a round without clients changes nothing
-        self.participants += int(log.mask.sum())
         self._note_clients(np.asarray(log.ids)[np.asarray(log.mask)], data.num_clients)
+        self.participants += int(log.mask.sum())
         self.diverged += int(log.info.diverged.sum())
         self.diverged_in_all += int(log.info.diverged.sum())
         self.bytes_up += float(log.info.bytes_up.sum(dtype=np.float64))
@@ -96,23 +96,28 @@ class RoundTotals:
         self.extra = {name: leaf[-1].item() for name, leaf in log.info.extra.items() if leaf.ndim == 1}
         self.seconds += seconds
 
-    def never_sampled(self, num_clients: int) -> int:
-        """Returns the number of clients that have not taken part; 0 where that is not known."""
-        return num_clients - int(self.seen, 16).bit_count() if self.seen else 0
+    def participation(self, cohort: int, num_clients: int) -> Participation:
+        """Returns the clients that have taken part.
 
-    def nobody_twice(self) -> bool:
-        """Returns whether no client has taken part twice; False where that is not known."""
-        return self.participants == int(self.seen or "0", 16).bit_count()
+        Args:
+            cohort: clients of a round.
+            num_clients: N.
+        """
+        if not self.seen:
+            return Participation(cohort)
+        return Participation(cohort, self._flags(num_clients), self.participants > int(self.seen, 16).bit_count())
+
+    def _flags(self, num_clients: int) -> np.ndarray:
+        """Returns bool `[N]` for clients that have taken part."""
+        packed = np.frombuffer(bytes.fromhex(self.seen), np.uint8)
+        return np.unpackbits(packed, count=num_clients).astype(bool)
 
     def _note_clients(self, ids: np.ndarray, num_clients: int) -> None:
         """Notes clients `[M]` that have taken part."""
-        if self.participants > num_clients:
-            self.seen = ""
+        if not self.seen and self.participants:  # counted by an older version, which did not go on to note them
             return
-        flags = np.zeros(num_clients, np.uint8)
-        if self.seen:
-            flags = np.unpackbits(np.frombuffer(bytes.fromhex(self.seen), np.uint8), count=num_clients)
-        flags[ids] = 1
+        flags = self._flags(num_clients) if self.seen else np.zeros(num_clients, bool)
+        flags[ids] = True
         self.seen = np.packbits(flags).tobytes().hex()
 
     def record(self, done: int, evaluation: Evaluation, seconds_per_round: float | None) -> dict[str, Any]:

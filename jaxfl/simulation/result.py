@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxfl.data.clients import FederatedData
-from jaxfl.methods.base import Method, clients_to_train
+from jaxfl.methods.base import Method, clients_to_train, trained_once
 from jaxfl.models.weights import save_weights
 from jaxfl.schema import check_type
 from jaxfl.simulation.evaluation.evaluate import client_model
@@ -73,31 +73,33 @@ def summary_of(
     }
 
 
-def shortfall_of(method: Method, state: Any, data: FederatedData, tally: RoundTotals) -> str:
+def shortfall_of(method: Method, state: Any, data: FederatedData, tally: RoundTotals, cohort: int) -> str:
     """Returns sentences about what a method could not do in a run, and how to change that; an empty text if nothing.
 
     They are those of `Method.shortfall`, and for methods that keep something for each client, whether they ever used it
-    again; and for methods that serve each client a model of its own, how many clients have not trained theirs.
+    again; for methods that serve each client a model of its own, how many clients have not trained theirs; and for all
+    methods, whether nobody has test rows.
 
     Args:
         method: the method.
         state: its state at the end.
         data: the federation at the end.
         tally: of the rounds.
+        cohort: clients of a round.
     """
-    sentences = [] if method.shortfall is None else [method.shortfall(state, data)]
-    if method.per_client is not None and tally.participants and tally.nobody_twice():
-        sentences.append(
-            f"No client has taken part twice, so that the {method.per_client} of clients were trained once at most: "
-            "make more rounds, or sample more clients in each."
-        )
-    trains, cluster = clients_to_train(data), getattr(state, "cluster", None)
-    idle = tally.never_sampled(int(trains.sum()))
+    participation = tally.participation(cohort, data.num_clients)
+    sentences = [] if method.shortfall is None else [method.shortfall(state, data, participation)]
+    if method.per_client is not None:
+        sentences.append(trained_once(participation, method.per_client))
+    trains, cluster, sampled = clients_to_train(data), getattr(state, "cluster", None), participation.sampled
+    idle = 0 if sampled is None else int((trains & ~sampled).sum())
     if idle > 0 and cluster is not None and np.array_equal(cluster, np.arange(len(trains))):  # a model for each client
         sentences.append(
             f"{idle} of {trains.sum()} clients have never taken part, and are tested with a model that has not been "
             "trained on their rows: make more rounds, or sample more clients in each."
         )
+    if not np.asarray(data.test.size).any():
+        sentences.append("No client has test rows, so that there are no metrics: give test rows.")
     return " ".join(filter(None, sentences))
 
 

@@ -1,5 +1,6 @@
 """What a method could not do in a run is said, with the option that changes it, and nothing is said otherwise."""
 
+import dataclasses
 import json
 import re
 
@@ -14,7 +15,11 @@ import jaxfl
 from jaxfl import methods
 from jaxfl.cli.app import app
 from jaxfl.cohort import Cohort
+from jaxfl.data.clients import Split
 from jaxfl.data.synthetic import clustered_linear
+from jaxfl.methods import base
+from jaxfl.simulation.progress import RoundTotals
+from jaxfl.simulation.result import shortfall_of
 from jaxfl.testing.small import linear_task
 from tests.messages import mentions
 
@@ -28,7 +33,15 @@ def state_of(method, **fields):
     return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)._replace(**fields)
 
 
+MANY = base.Participation(8)
 ALL, FEW, APART, ONE = np.ones(8, bool), np.arange(8) < 3, np.arange(8), np.zeros(8, int)
+
+
+def scattered(spread):
+    """Returns the models of 8 clients, which are this far apart."""
+    return {"w": spread * np.arange(8, dtype=np.float32)[:, None] * np.ones(4, np.float32)}
+
+
 CASES = [
     ("flhc", {}, {"round": 10}, ("warmup_rounds", 10)),
     ("flhc", {}, {"round": 11, "num_clusters": 8}, ("threshold", 0.8)),
@@ -53,6 +66,23 @@ CASES = [
     ("robust", {"num_clusters": 4, "trim": 0.3}, {"cluster": APART % 4}, ("trim", 0.3, "2 clients")),
     ("robust", {"num_clusters": 2, "trim": 0.3}, {"cluster": APART % 2}, None),
     ("robust", {"num_clusters": 4, "trim": 0.0}, {"cluster": APART % 4}, None),
+    ("fedamp", {}, {"trained": ALL, "models": scattered(9.0)}, ("sigma", 1)),
+    ("fedamp", {"sigma": 400.0}, {"trained": ALL, "models": scattered(9.0)}, None),
+    ("fedamp", {}, {"trained": ALL}, None),
+    ("fedamp", {}, {"trained": APART == 3, "models": scattered(9.0)}, None),
+    ("fedamp", {"attraction": 0.0}, {"trained": ALL, "models": scattered(9.0)}, None),
+    ("fedamp", {"similarity": "cosine"}, {"trained": ALL, "models": scattered(9.0)}, None),
+    (
+        "fedem",
+        {},
+        {"log_weights": np.log(np.where(FEW[:, None], [0.996, 0.002, 0.002], 1 / 3))},
+        ("3 learners", "3 clients"),
+    ),
+    ("fedem", {}, {"log_weights": np.log(np.where(FEW[:, None], [0.98, 0.01, 0.01], 1 / 3))}, None),
+    ("fedem", {}, {"log_weights": np.log(np.where(FEW[:, None], [1, 1e-9, 1e-9], [1e-9, 1, 1e-9]))}, None),
+    ("fedem", {"num_clusters": 1}, {"log_weights": np.zeros((8, 1))}, None),
+    ("fedsoft", {}, {"trained": FEW, "weights": np.where(FEW[:, None], [0, 1], 0.5)}, ("2 centres", "3 clients")),
+    ("fedsoft", {}, {"trained": ALL, "weights": np.where(FEW[:, None], [0, 1], 0.5)}, None),
     ("lg_fedavg", {}, {"round": 10}, ("warmup_rounds", 10, "10 rounds")),
     ("lg_fedavg", {}, {"round": 11, "trained": FEW}, None),
     ("stocfl", {}, {"cluster": APART}, ("threshold", 0.5, 8)),
@@ -86,12 +116,32 @@ CASES = [
 @pytest.mark.parametrize(("name", "options", "fields", "said"), CASES)
 def test_what_was_not_done_is_said_with_its_option(name, options, fields, said):
     method = methods.METHODS[name].factory(TASK, SGD, **options)
-    shortfall = method.shortfall(state_of(method, **fields), DATA)
+    shortfall = method.shortfall(state_of(method, **fields), DATA, MANY)
     assert bool(shortfall) == (said is not None)
     assert said is None or re.search(mentions(*said), shortfall)
+    if method.task != TASK:  # a mixture, which Ditto does not take
+        return
     beside = methods.ditto(TASK, SGD, solver=method)
-    assert beside.shortfall(state_of(beside, solver=state_of(method, **fields)), DATA) == shortfall
+    assert beside.shortfall(state_of(beside, solver=state_of(method, **fields)), DATA, MANY) == shortfall
     assert jaxfl.scheduled(method, lambda round: 1.0).shortfall is method.shortfall
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "fields", "participation", "said"),
+    [
+        ("robust", {"num_clusters": 2, "trim": 0.3}, {"cluster": APART % 2}, {"cohort": 3}, ("trim", 0.3, "3 clients")),
+        ("robust", {"num_clusters": 2, "trim": 0.3}, {"cluster": APART % 2}, {"cohort": 4}, None),
+        ("ifca", {}, {"cluster": np.where(FEW, 2, 0)}, {"sampled": FEW}, ("3 clients", "num_clusters", 4)),
+        ("ifca", {}, {"cluster": np.where(FEW, 2, 0)}, {"sampled": ALL}, None),
+        ("fedamp", {}, {"trained": ALL}, {"twice": False}, ("models", "twice")),
+        ("fedem", {}, {"log_weights": np.zeros((8, 3)) - np.log(3)}, {"twice": False}, ("weights", "twice")),
+    ],
+)
+def test_what_was_not_done_depends_on_the_cohorts(name, options, fields, participation, said):
+    method = methods.METHODS[name].factory(TASK, SGD, **options)
+    shortfall = method.shortfall(state_of(method, **fields), DATA, base.Participation(**{"cohort": 8} | participation))
+    assert bool(shortfall) == (said is not None)
+    assert said is None or re.search(mentions(*said), shortfall)
 
 
 @pytest.mark.parametrize(("rounds", "cohort", "twice"), [(2, 4, True), (3, 4, False), (1, 8, True), (2, 8, False)])
@@ -120,13 +170,19 @@ def test_the_table_of_a_run_says_it(tmp_path):
         assert line.endswith(summary["shortfall"])
 
 
-@pytest.mark.parametrize(("name", "idle"), [("local", 4), ("scaffold", 0)])
-def test_clients_that_never_trained_their_model_are_counted(name, idle):
-    """Two rounds of two other clients; a method with a model for all clients tests that one."""
+@pytest.mark.parametrize(("name", "rounds", "idle"), [("local", 2, 4), ("local", 6, 4), ("scaffold", 2, 0)])
+def test_clients_that_never_trained_their_model_are_counted(name, rounds, idle):
+    """Rounds of two of four clients, some of them again; a method with a model for all clients tests that one."""
 
     def next_clients(key, round, data, size, plan):
-        return Cohort.of((jnp.arange(size, dtype=jnp.int32) + size * round) % data.num_clients, plan)
+        return Cohort.of((jnp.arange(size, dtype=jnp.int32) + size * round) % 4, plan)
 
     method = methods.METHODS[name].factory(TASK, SGD, local_epochs=1)
-    said = jaxfl.run(method, DATA, rounds=2, cohort=2, sampler=next_clients).summary["shortfall"]
+    said = jaxfl.run(method, DATA, rounds=rounds, cohort=2, sampler=next_clients).summary["shortfall"]
     assert bool(re.search(mentions("never taken part", f"{idle} of 8 clients"), said)) == bool(idle)
+
+
+def test_a_federation_without_test_rows_has_no_metrics():
+    method, untested = methods.fedavg(TASK, SGD), dataclasses.replace(DATA, test=Split.pack([[]] * 8))
+    said = [shortfall_of(method, state_of(method), data, RoundTotals(), 8) for data in (DATA, untested)]
+    assert not said[0] and re.search(mentions("test rows"), said[1])

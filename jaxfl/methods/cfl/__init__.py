@@ -53,7 +53,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
-from jaxfl.methods.base import Info, Method
+from jaxfl.methods.base import Info, Method, Participation
 from jaxfl.methods.cfl import splitting
 from jaxfl.methods.cfl import state as split_state
 from jaxfl.methods.cfl.rule import SIMILARITIES, ClientMetric, SplitRule, ready_clusters, split_if_ready
@@ -281,7 +281,7 @@ def splitting_clusters(task: Task, train: Train, rule: SplitRule, *, sketch_size
     def client_params(state: CFLState, ids: Array) -> Params:
         return tree.take(state.models, state.cluster[ids])
 
-    def shortfall(state: CFLState, data: FederatedData) -> str:
+    def shortfall(state: CFLState, data: FederatedData, participation: Participation) -> str:
         if rule.eps1 == 0 or np.asarray(state.formed).any():  # it never splits, or it has
             return ""
         rounds, there = int(state.round), base.clients_to_train(data)

@@ -22,7 +22,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
-from jaxfl.methods.base import Info, Init, Method, takes_part
+from jaxfl.methods.base import Info, Init, Method, Participation, takes_part
 from jaxfl.methods.parts.one_shot import add_exchange, all_clients, nearest_centre, train_all_once
 from jaxfl.methods.parts.vectors import compared_leaves, to_vector
 from jaxfl.random import Stream, key_for
@@ -172,7 +172,7 @@ def multi_centre(
     def client_params(state: FeSEMState, ids: Array) -> Params:
         return tree.take(state.centres, state.cluster[ids])
 
-    def shortfall(state: FeSEMState, data: FederatedData) -> str:
+    def shortfall(state: FeSEMState, data: FederatedData, participation: Participation) -> str:
         return base.one_cluster(state, data, num_clusters, "raise first_epochs, or take another seed or other layers")
 
     return Method(init, round, client_params, task, reads="everybody", shortfall=shortfall)

@@ -40,7 +40,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods import base
 from jaxfl.methods.averaging import Update, fedavg
-from jaxfl.methods.base import Info, Method
+from jaxfl.methods.base import Info, Method, Participation
 from jaxfl.methods.parts.by_cluster import cluster_training
 from jaxfl.methods.stocfl import merging
 from jaxfl.methods.stocfl.joining import joining
@@ -232,7 +232,7 @@ def assemble(
     reads = "everybody" if rule.threshold == "auto" else solver.reads  # the rows of all clients are halved at once
     join = joining(observe, rule.threshold)
 
-    def shortfall(state: StoCFLState, data: FederatedData) -> str:
+    def shortfall(state: StoCFLState, data: FederatedData, participation: Participation) -> str:
         cluster = np.asarray(state.cluster)
         observed = cluster[cluster >= 0]
         if len(observed) > 1 and len(np.unique(observed)) == 1 and (rule.threshold == "auto" or rule.threshold > -1):
