@@ -41,6 +41,7 @@ from jaxfl.simulation.result import Callback, Result, client_columns
 from jaxfl.simulation.run import run
 from jaxfl.simulation.schedule import Schedule, check_checkpoints
 from jaxfl.text import csv_table
+from jaxfl.wire.wired import check_min_sum
 
 CLIENTS = "clients.csv"
 # of a summary
@@ -189,6 +190,7 @@ def check(job: Job) -> None:
     options.sampler(job.settings)
     options.channel(job.settings)
     options.aggregator(job.settings)
+    check_min_sum(job.settings.run.get("min_sum", 1))
     options.finetune(job.settings)
     options.schedule(job.settings)
     if directory := job.directory():

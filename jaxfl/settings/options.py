@@ -317,7 +317,8 @@ def _method(settings: Settings, task: Task) -> Method:
     method = methods.make(settings.method_name, task, optimizer(settings), **chosen)
     rates = schedule(settings)
     method = method if rates is None else scheduled(method, rates)
-    return wired(method, channel=channel(settings), aggregator=aggregator(settings))
+    smallest = settings.run.get("min_sum", 1)
+    return wired(method, channel=channel(settings), aggregator=aggregator(settings), min_sum=smallest)
 
 
 def model(settings: Settings, num_classes: int) -> Network:

@@ -63,6 +63,7 @@ OPTIONS = (
         "robust aggregator of updates, by cluster: median, trimmed:SHARE, krum:SHARE, multikrum:SHARE, geomedian or "
         "cclip:RADIUS, see jaxfl.wire; mean is the method's own",
     ),
+    Option("min_sum", 1, int, "sums of fewer clients are dropped, as secure aggregation does; 1 drops none"),
 )
 
 

@@ -38,22 +38,30 @@ from jaxfl.typing import Array, Key, Params
 from jaxfl.wire.channel import CodeSize, Transform
 
 
-def wired(method: Method, *, channel: Transform | None = None, aggregator: Aggregator | None = None) -> Method:
+def wired(
+    method: Method, *, channel: Transform | None = None, aggregator: Aggregator | None = None, min_sum: int = 1
+) -> Method:
     """Returns the method with clients that send their updates through a channel, to a server with a robust aggregator.
 
-    What is exchanged before the first round, and what clients download, is unchanged. `bytes_up` counts the code.
+    What is exchanged before the first round, and what clients download, is unchanged. `bytes_up` counts the code, and
+    `info.extra["smallest_sum"]` is of how many clients the smallest sum of the round is, by cluster and exchange: the
+    sum of one client is its update.
 
     Args:
         method: any method whose server adds up contributions; the outermost one, such as Ditto and not its solver.
         channel: a link of `jaxfl.wire`, or several, joined by `jaxfl.wire.chain`; None sends updates as they are.
         aggregator: of `jaxfl.wire`, such as `jaxfl.wire.median()`; None is the method's own mean. The updates of a
             cohort `[C, d]` are then in memory at once.
+        min_sum: sums of fewer clients are dropped, as by secure aggregation with this threshold; a cluster without a
+            sum is unchanged in the round.
 
     Raises:
         TypeError: `channel` is not a link, or `aggregator` is not a function.
-        ValueError: in the first round, if the method or one of its options takes no wire.
+        ValueError: `min_sum` is below 1; or in the first round, if it is above the clients of a cohort, or if the
+            method or one of its options takes no wire.
     """
-    if channel is None and aggregator is None:
+    check_min_sum(min_sum)
+    if channel is None and aggregator is None and min_sum == 1:
         return method
     if channel is not None and not isinstance(channel, Transform):
         raise TypeError(f"channel must be a link of jaxfl.wire, got {quoted(channel)}; jaxfl.wire.qsgd(8) is one.")
@@ -61,16 +69,28 @@ def wired(method: Method, *, channel: Transform | None = None, aggregator: Aggre
         raise TypeError(f"aggregator must be a function, got {quoted(aggregator)}; jaxfl.wire.median() is one.")
 
     def round(key: Key, state: Any, data: FederatedData, cohort: Cohort) -> tuple[Any, Info]:
-        wire = _RoundWire(channel, aggregator, key_for(key, Stream.WIRE, state.round))
+        if min_sum > cohort.ids.shape[0]:
+            raise ValueError(
+                f"min_sum must be at most the clients of a cohort ({cohort.ids.shape[0]}), got {min_sum}: every sum "
+                "would be dropped; lower min_sum or take a larger cohort."
+            )
+        wire = _RoundWire(channel, aggregator, min_sum, key_for(key, Stream.WIRE, state.round))
         with activated(wire):
-            result = method.round(key, state, data, cohort)
-        if not wire.used:
+            state, info = method.round(key, state, data, cohort)
+        if not wire.smallest:
             raise ValueError(
                 "method must send contributions to be wired, got one whose clients send none; run it without a wire."
             )
-        return result
+        smallest = jnp.stack(wire.smallest).min()
+        return state, info._replace(extra={**info.extra, "smallest_sum": smallest})
 
     return method._replace(round=round)
+
+
+def check_min_sum(min_sum: int) -> None:
+    """Raises ValueError unless a smallest number of clients is at least 1."""
+    if isinstance(min_sum, bool) or not isinstance(min_sum, int) or min_sum < 1:
+        raise ValueError(f"min_sum must be a whole number of at least 1, got {min_sum}; 1 drops no sum.")
 
 
 class _Collected(NamedTuple):
@@ -85,9 +105,10 @@ class _Collected(NamedTuple):
 class _RoundWire:
     """The wire of one round, while the round is traced."""
 
-    def __init__(self, channel: Transform | None, aggregator: Aggregator | None, key: Key):
-        self.channel, self.aggregator, self.key = channel, aggregator, key
-        self.passes, self.used = 0, False
+    def __init__(self, channel: Transform | None, aggregator: Aggregator | None, min_sum: int, key: Key):
+        self.channel, self.aggregator, self.min_sum, self.key = channel, aggregator, min_sum, key
+        self.passes = 0
+        self.smallest: list[Array] = []  # of each pass with contributions: the clients of its smallest sum [] int32
 
     def over(self, run: Callable, fn: Callable, shared: Any, cohort: Any, own: Any, rows: Sequence[Params]) -> tuple:
         """Returns a pass over the clients, whose contributions go through the channel and the aggregator."""
@@ -97,21 +118,39 @@ class _RoundWire:
             shared, key = given  # an argument: devices refuse values of a trace that they do not get as one
             sums, kept, *row = fn(shared, client, *rows)
             many, structure = jax.tree.flatten(sums, is_leaf=aggregate.is_contribution)
-            self.used |= bool(many)  # the function may be traced again, but it sends or does not
+            members = [_memberships(one) for one in many]
             if many and self.channel is not None:
                 many = send(self.channel, key_for(key, Stream.WIRE, number, client), many)
             collected = []
             if self.aggregator is not None:
                 many, collected = map(list, zip(*map(_collect, many), strict=True)) if many else ([], [])
             many = [dataclasses.replace(one, start=None) for one in many]
-            return jax.tree.unflatten(structure, many), (kept, collected), *row
+            return jax.tree.unflatten(structure, many), (kept, collected, members), *row
 
-        sums, (kept, collected), own = run(client, (shared, self.key), cohort, own, rows)
+        sums, (kept, collected, members), own = run(client, (shared, self.key), cohort, own, rows)
+        totals, structure = jax.tree.flatten(sums, is_leaf=lambda node: isinstance(node, Total))
         if collected:
-            totals, structure = jax.tree.flatten(sums, is_leaf=lambda node: isinstance(node, Total))
             totals = [self._robust(*parts, cohort.mask) for parts in zip(totals, collected, strict=True)]
-            sums = jax.tree.unflatten(structure, totals)
-        return sums, kept, own
+        totals = [self._large_enough(*parts, cohort.mask) for parts in zip(totals, members, strict=True)]
+        return jax.tree.unflatten(structure, totals), kept, own
+
+    def _large_enough(self, total: Total, members: Array, mask: Array) -> Total:
+        """Returns the sums without those of fewer than `min_sum` clients.
+
+        Args:
+            total: the sums.
+            members: `[C, K]` bool, which sums each client is in.
+            mask: `[C]` bool, False for padding.
+        """
+        clients = (members & mask[:, None]).sum(0, dtype=jnp.int32)  # [K]
+        most = jnp.iinfo(jnp.int32).max
+        smallest = jnp.where(clients > 0, clients, most).min()
+        self.smallest.append(jnp.where(smallest == most, 0, smallest))
+        if self.min_sum == 1:
+            return total
+        enough = clients >= self.min_sum
+        values = tree.where(enough, total.values, jax.tree.map(jnp.zeros_like, total.values))
+        return dataclasses.replace(total, values=values, weight=jnp.where(enough, total.weight, 0))
 
     def _robust(self, starts: Total, many: _Collected, mask: Array) -> Total:
         """Returns the sums of a cohort whose clients all contribute their start plus the aggregate of their updates.
@@ -138,6 +177,14 @@ class _RoundWire:
         if self.channel is None:
             return tree.num_bytes(message)
         return self.channel.coded(CodeSize(sum(leaf.size for leaf in jax.tree.leaves(message)))).num_bytes
+
+
+def _memberships(one: Contribution) -> Array:
+    """Returns which sums a client is in `[K]` bool."""
+    member = one.weight > 0
+    if not one.weight.ndim:
+        member = member & (one.cluster == jnp.arange(one.num_clusters, dtype=one.cluster.dtype))
+    return member & tree.is_finite(one.values)
 
 
 def send(channel: Transform, key: Key, many: Sequence[Contribution]) -> list[Contribution]:

@@ -44,7 +44,7 @@ def test_methods_without_a_wire_say_why(method, item):
 @pytest.mark.parametrize(("method", "listed"), [("ifca", True), ("local", False)])
 def test_the_page_of_a_method_lists_what_it_takes(method, listed):
     shown = CliRunner().invoke(app, ["methods", method]).stdout
-    assert [f"\n{name}" in shown for name in ("compress", "clip", "aggregator")] == [listed] * 3
+    assert [f"\n{name}" in shown for name in ("compress", "clip", "aggregator", "min_sum")] == [listed] * 4
 
 
 def test_runs_that_differ_in_the_clip_share_a_program(tmp_path):
@@ -53,6 +53,7 @@ def test_runs_that_differ_in_the_clip_share_a_program(tmp_path):
     other = jaxfl.run_named("fedavg", "rotated-digits", **given, clip=10.0, compress="topk:0.1+qsgd:8", out=tmp_path)
     assert first.summary["micro_accuracy"] != other.summary["micro_accuracy"]
     assert other.summary["compile_seconds"] < first.summary["compile_seconds"]
+    assert other.history.column("smallest_sum") == [4, 4]
     assert jaxfl.load(tmp_path).summary["options"]["run.compress"] == "topk:0.1+qsgd:8"
     # 65 of 650 numbers, of 8 bits and 10 for the place, and a scale
     assert other.history.column("bytes_up")[-1] == 2 * 4 * (65 * 18 + 32) / 8

@@ -15,14 +15,13 @@ from jaxfl.methods.base import Method
 from jaxfl.random import Stream, key_for
 from jaxfl.server import aggregate
 from jaxfl.testing import CHECKS
-from jaxfl.testing.small import case_options, federation, full_cohort, linear_task
+from jaxfl.testing.small import case_options, federation, full_cohort, linear_task, small_cohort
 from jaxfl.wire import Transform, bfloat16, chain, clip, krum, median, qsgd, random_k, sign, top_k, trimmed_mean, wired
 from jaxfl.wire.wired import send
 from tests import problems, reference
 from tests.messages import mentions
 from tests.problems import compiled
 
-ALWAYS = ("fedavg", "fedper", "ifca")
 WIRED = [name for name, row in METHODS.items() if not row.no_wire]
 # The part of the state that is the sum's result, where it has another name than the first of these that there is.
 FIELDS = ("model", "models", "centres", "base", "learners")
@@ -50,9 +49,8 @@ def scaled(name):
     return jax.jit(method.init), jax.jit(round), method
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(one, marks=[] if one in ALWAYS else [pytest.mark.rotating("name")]) for one in WIRED]
-)
+@pytest.mark.rotating
+@pytest.mark.parametrize("name", WIRED)
 def test_the_wire_has_the_update_of_every_method(name, key):
     """Without updates the server's models stay, which finds a missing `start`; with all of them nothing changes."""
     init, round, method = scaled(name)
@@ -184,7 +182,8 @@ def test_every_round_is_the_loop_with_the_link(name, link, key, monkeypatch):
         reference.follow(method, wanted, data, key, rounds=3, cohort=4)
 
 
-@pytest.mark.parametrize("name", ["scaffold", pytest.param("ifca", marks=pytest.mark.rotating)])
+@pytest.mark.rotating
+@pytest.mark.parametrize("name", ["scaffold", "ifca"])
 def test_the_mean_of_what_is_collected_is_the_streamed_mean(name, key):
     """Where members count alike, and the weights and controls of the method go on."""
     row = METHODS[name]
@@ -195,6 +194,32 @@ def test_the_mean_of_what_is_collected_is_the_streamed_mean(name, key):
     found, info = jax.jit(wired(method, aggregator=trimmed_mean(0.0)).round)(key, state, data, cohort)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, wanted)
     assert info.bytes_up == plain.bytes_up
+
+
+@pytest.mark.parametrize("name", WIRED)
+def test_every_round_tells_its_smallest_sum(name, key):
+    """Traced, and not compiled: a pass inside a branch or a loop would fail."""
+    row = METHODS[name]
+    method = row.factory(linear_task(), optax.sgd(0.3), **case_options(row))
+    state = jax.eval_shape(method.init, key, federation())
+    _, info = jax.eval_shape(wired(method, min_sum=2).round, key, state, federation(), full_cohort())
+    assert (info.extra["smallest_sum"].shape, info.extra["smallest_sum"].dtype) == ((), jnp.int32)
+
+
+def test_sums_of_few_clients_are_dropped(key):
+    data, cohort = federation(), small_cohort((0, 2, 3, 4, 6))  # all but client 3 are of one group
+    method = methods.ifca(linear_task(), optax.sgd(0.3), num_clusters=2, local_epochs=1)
+    state = method.init(key, data)
+    for _ in range(2):
+        state, _ = jax.jit(method.round)(key, state, data, full_cohort())
+    wanted, _ = jax.jit(method.round)(key, state, data, cohort)
+    found, info = jax.jit(wired(method, min_sum=2).round)(key, state, data, cohort)
+    kept, trained = np.asarray(info.cluster)[[2, 0]]
+    assert int(info.extra["smallest_sum"]) == 1 and kept != trained
+    for after, before, plain in zip(*map(jax.tree.leaves, (found.models, state.models, wanted.models)), strict=True):
+        np.testing.assert_array_equal(after[kept], before[kept])
+        np.testing.assert_allclose(after[trained], plain[trained], rtol=1e-6)
+        assert (after[trained] != before[trained]).any() and (plain[kept] != before[kept]).any()
 
 
 def test_a_median_is_not_moved_by_attackers(key):
@@ -228,7 +253,7 @@ FACTORIES = {
 }
 
 
-@pytest.mark.rotating("name")
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     "law", ["chunks", "devices", "padding rows", "cohort order", "cuts", "sick client", "rows per client"]
 )
@@ -284,5 +309,10 @@ def test_a_wired_method_is_not_wired_again(key):
     fedsoft = wired(methods.fedsoft(linear_task(), optax.sgd(0.3)), aggregator=median())
     with pytest.raises(ValueError, match=mentions("aggregator", "fedsoft")):
         jax.eval_shape(fedsoft.round, key, jax.eval_shape(fedsoft.init, key, data), data, full_cohort())
+    with pytest.raises(ValueError, match=mentions("min_sum", 0)):
+        wired(methods.fedavg(linear_task(), optax.sgd(0.3)), min_sum=0)
+    too_many = wired(methods.fedavg(linear_task(), optax.sgd(0.3)), min_sum=9)
+    with pytest.raises(ValueError, match=mentions("min_sum", 8, 9)):
+        jax.eval_shape(too_many.round, key, jax.eval_shape(too_many.init, key, data), data, full_cohort())
     with pytest.raises(TypeError, match=mentions("channel", "sign")):
         wired(methods.fedavg(linear_task(), optax.sgd(0.3)), channel="sign")
