@@ -35,6 +35,7 @@ from jaxfl.settings import methods as known
 from jaxfl.settings import models, options
 from jaxfl.settings.optimizers import OPTIMIZERS, SERVERS
 from jaxfl.settings.user_code import run_label
+from jaxfl.simulation.interrupts import Stopped
 from jaxfl.simulation.records.directory import FolderInUse, RunDirectory
 from jaxfl.simulation.result import Callback
 from jaxfl.simulation.seeds import seeds_per_program
@@ -648,7 +649,12 @@ def _make_settings(settings: Mapping[str, Sequence[job.Job]], pool: workers.Pool
     for name, runs in settings.items():
         if all(_is_made(one, making.html) for one in runs):
             _tell_missing(name, runs, making)
-    pool.run(make, seeds_per_program)
+    try:
+        pool.run(make, seeds_per_program)
+    except Stopped as stopped:
+        if not stopped.rounds:  # of the pool and not of a run, which has said so
+            stderr().print("interrupted; runs that were begun are saved, no other was started", style="yellow")
+        raise
 
 
 def _tell_missing(name: str, jobs: Sequence[job.Job], making: Making) -> None:

@@ -15,6 +15,7 @@ from jaxfl.cli import sweep as cli_sweep
 from jaxfl.cli import workers
 from jaxfl.cli.app import main
 from jaxfl.cli.run import Deadline
+from jaxfl.simulation import interrupts
 from tests.messages import mentions
 
 SMALL = ["--data", "rotated-digits", "--set", "num_clients=8", "--set", "rows_per_client=20", "--set", "model=logistic"]
@@ -208,6 +209,27 @@ def test_a_sweep_starts_workers_where_they_are_worth_it(number, tmp_path, monkey
     assert workers.usable_cores() == cores
     if number is None:
         assert histories(tmp_path / "one") == histories(tmp_path / "two")
+
+
+def test_a_signal_in_the_last_round_of_a_run_begins_no_other(tmp_path, monkeypatch, capsys):
+    run_jobs = cli_sweep.run_jobs
+
+    def run_until_a_signal(*args, **options):
+        found = run_jobs(*args, **options)
+        signal.raise_signal(signal.SIGTERM)
+        return found
+
+    monkeypatch.setattr(cli_sweep, "run_jobs", run_until_a_signal)
+    monkeypatch.setattr(interrupts, "_answered", 0)
+    before = signal.signal(signal.SIGTERM, interrupts.note_answered)  # of the command line
+    try:
+        words = [*SMALL, "--rounds", 1, "--seeds", "0,1", "--jobs", "auto", "--out", tmp_path]
+        assert sweep("fedavg", *words) == 128 + signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        interrupts._active = None
+    assert len(list(tmp_path.glob("*/seed-*/summary.json"))) == 1
+    assert "no other was started" in capsys.readouterr().err
 
 
 def test_a_process_makes_runs_that_share_its_programs():
