@@ -66,6 +66,12 @@ def placed(arrays: Params, place: Any) -> Params:
     return jax.tree.map(put, arrays)
 
 
+def shapes_on(mesh: jax.sharding.Mesh | None, arrays: Params) -> Params:
+    """Returns the shapes of arrays that every device of a mesh has; None is one device."""
+    place = None if mesh is None else jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), arrays)
+
+
 def repeat(model: Params, count: int) -> Params:
     """Returns `count` copies of a model, stacked `[count, ...]`."""
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[None], (count, *leaf.shape)), model)

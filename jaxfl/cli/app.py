@@ -203,6 +203,10 @@ def run_command(
         bool,
         typer.Option("--html", help="Write the page index.html (results, pictures, clients) into the run's folder."),
     ] = False,
+    pictures: Annotated[
+        bool,
+        typer.Option("--pictures/--no-pictures", help="Draw convergence.png and clusters.png into the run's folder."),
+    ] = True,
     quiet: Quiet = False,
     processes: Annotated[
         str | None,
@@ -254,6 +258,7 @@ def run_command(
             stop_early=stop_early,
             time_limit=time_limit,
             html=html,
+            pictures=pictures,
             quiet=quiet,
         )
         if status:

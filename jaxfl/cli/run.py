@@ -60,6 +60,7 @@ def run(
     stop_early: int | None,
     time_limit: str | None,
     html: bool,
+    pictures: bool,
     quiet: bool,
 ) -> int:
     """Runs a method with one or several seeds and prints the results; returns the exit status.
@@ -81,6 +82,7 @@ def run(
         stop_early: as `callback_factory` takes it.
         time_limit: as `parse_duration` reads it, or None.
         html: whether a page is written into the folder of each run.
+        pictures: whether pictures are drawn into the folder of each run.
         quiet: whether progress and notes are left out.
 
     Returns:
@@ -90,11 +92,14 @@ def run(
         ValueError: an argument is not allowed.
         Stopped: a signal has stopped the run.
     """
+    if html and not pictures:
+        raise ValueError("pictures must be drawn for the page of --html, got --no-pictures; leave one of them out.")
     settings = options.route(method, data, items)
     rounds, share = rounds_and_cohort(data, rounds, cohort)
     check_seed_or_seeds(seed, seeds)
     beside = ((LOG,) if "csv" in log else ()) + (run_page.FILES if html else ())
-    jobs = [Job(settings, rounds, share, seed or 0, data_dir, eval_every, checkpoint_every, out, resume, beside)]
+    saved = data_dir, eval_every, checkpoint_every, out, resume, beside
+    jobs = [Job(settings, rounds, share, seed or 0, *saved, pictures=pictures)]
     several = seeds is not None
     if seeds is not None:
         folders = {number: None if out is None else out / f"seed-{number}" for number in parse_seeds(seeds)}
@@ -422,7 +427,8 @@ def print_results(
         print_parts(stdout(), *tables.shortfall_lines(finished))
     for one, summary in zip(jobs, summaries, strict=True):
         if one.out is not None and summary is not None and not quiet:
-            print_parts(stdout(), f"pictures: {' and '.join(str(one.out / name) for name in job.PICTURES)}")
+            if one.pictures:
+                print_parts(stdout(), f"pictures: {' and '.join(str(one.out / name) for name in job.PICTURES)}")
             if html:
                 print_parts(stdout(), f"page: {one.out / run_page.PAGE}")
 

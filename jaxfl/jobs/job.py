@@ -22,7 +22,7 @@ from jaxfl.data.catalog import user_files
 from jaxfl.data.clients import FederatedData
 from jaxfl.files import checksum, keep_copy, real_path, write_text
 from jaxfl.methods.base import Method
-from jaxfl.plots.style import write_picture
+from jaxfl.plots.style import import_matplotlib, write_picture
 from jaxfl.random import check_seed
 from jaxfl.sampling import Sampler
 from jaxfl.schema import check_type
@@ -31,7 +31,7 @@ from jaxfl.settings.removed import removed_in
 from jaxfl.simulation import processes
 from jaxfl.simulation.callbacks import EarlyStopping
 from jaxfl.simulation.evaluation.finetune import FineTune
-from jaxfl.simulation.program import shapes_of
+from jaxfl.simulation.program import shapes_of, work_beside
 from jaxfl.simulation.progress import Diverged
 from jaxfl.simulation.records.directory import CONFIG, DIVERGED, HISTORY, SUMMARY, FolderInUse, RunDirectory
 from jaxfl.simulation.records.history import History
@@ -54,7 +54,7 @@ class Job(NamedTuple):
     """A run by names: settings, rounds, cohort, seed and folder.
 
     `beside` names files that the caller adds there. `stop_early` is the patience of `EarlyStopping`, where a run that
-    it has ended is finished.
+    it has ended is finished. `pictures` says whether `PICTURES` are drawn.
     """
 
     settings: options.Settings
@@ -68,6 +68,7 @@ class Job(NamedTuple):
     resume: bool = False
     beside: tuple[str, ...] = ()
     stop_early: int | None = None
+    pictures: bool = True
 
     def config(self) -> dict[str, Any]:
         """Returns what `config.json` holds."""
@@ -258,7 +259,7 @@ def execute(job: Job, data: FederatedData, callbacks: Sequence[Callback] = (), t
         The result, its summary completed with the method and all options.
     """
     tools = Tools.of(job, data, tools)
-    with _write_configs([job], [data]) as notes:
+    with _write_configs([job], [data]) as notes, _drawing_ahead(job):
         try:
             result = run(
                 tools.method, data, seed=job.seed, checkpoint_dir=job.out, callbacks=callbacks, **_arguments(job, tools)
@@ -268,6 +269,12 @@ def execute(job: Job, data: FederatedData, callbacks: Sequence[Callback] = (), t
                 note(error)
             raise
         return _write_result(job, result)
+
+
+def _drawing_ahead(job: Job) -> contextlib.AbstractContextManager[None]:
+    """Returns the context in which matplotlib is imported while XLA compiles, if the job's pictures will need it."""
+    draws = job.pictures and job.out is not None and processes.first()
+    return work_beside(import_matplotlib) if draws else contextlib.nullcontext()
 
 
 def execute_jobs(
@@ -373,7 +380,10 @@ def _write_result(job: Job, result: Result) -> Result:
                 write_text(directory.path / CLIENTS, csv_table(client_columns(result.data, result.evaluation)))
             for name, draw in zip(PICTURES, (plots.convergence, plots.clusters), strict=True):
                 with directory.name_disk_errors("all but the pictures is kept"):
-                    write_picture(draw(result), directory.path / name, dpi=DPI, command="run")
+                    if job.pictures:
+                        write_picture(draw(result), directory.path / name, dpi=DPI, command="run")
+                    else:  # one of fewer rounds
+                        (directory.path / name).unlink(missing_ok=True)
     except Exception:  # what cannot be drawn takes nothing of the run
         directory.write_summary(summary)
         raise

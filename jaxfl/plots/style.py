@@ -200,6 +200,13 @@ def write_picture(figure: "Figure", path: Path, *, dpi: int, command: str) -> No
         figure.savefig(file, format=form, dpi=dpi, metadata=metadata)
 
 
+def import_matplotlib() -> None:
+    """Imports what draws and writes figures; the first time on a machine, matplotlib then looks for fonts."""
+    import matplotlib.backends.backend_agg  # noqa: F401
+
+    _figure_type()
+
+
 @functools.cache
 def _figure_type() -> "type[Figure]":
     """Returns a class of figures that notebooks show without pyplot."""

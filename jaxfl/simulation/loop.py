@@ -15,6 +15,7 @@ from jaxfl.cohort import halve_chunk
 from jaxfl.data.clients import FederatedData
 from jaxfl.models.fast import rewriting
 from jaxfl.simulation import processes
+from jaxfl.simulation.evaluation.evaluate import Evaluator
 from jaxfl.simulation.evaluation.metrics import Evaluation
 from jaxfl.simulation.host.streaming import RowStream
 from jaxfl.simulation.interrupts import Deferred, Stopped
@@ -63,6 +64,11 @@ class RunState:
         self._evaluate_some = self._evaluate
         if test_rows is not None:
             self._evaluate_some = spec.prepared.evaluator(data, spec.finetune, test_rows, of_seed.sample)
+
+    @property
+    def first_evaluator(self) -> Evaluator:
+        """The evaluator of all evaluations but the last one."""
+        return self._evaluate_some
 
     def after_rounds(self, state: Any, made: Advance) -> None:
         """Adds a round log to the totals; evaluates, records, saves and calls back where that is due."""
@@ -293,7 +299,8 @@ def _train_program(spec: RunSpec, progresses: Sequence[Progress], called: Called
     with Deferred(stopped) as signals:
         method, on_host = prepared.method, prepared.host_state
         saved = [progress.restore(prepared.shapes, method, kept=on_host) for progress in progresses]
-        state = program.start(saved)
+        resident = not (prepared.host_data or on_host or len(runs) > 1 or processes.several())
+        state = program.start(saved, runs[0].first_evaluator if resident else None)
         while ahead := _ahead(signals, schedule.ahead(first.done, program.round_seconds), runs):
             state, made = program.advance(state, ahead)
             if made.count:

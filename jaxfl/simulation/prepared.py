@@ -1,6 +1,6 @@
 """The preparation of a run on this machine: its plan, and which arrays are resident and which stay on the host."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,12 +11,10 @@ from jaxfl.cohort import DevicesChoice, Plan, PlanChoice, resolve_mesh, resolve_
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method, served_model
 from jaxfl.simulation import processes
-from jaxfl.simulation.evaluation.evaluate import evaluator
+from jaxfl.simulation.evaluation.evaluate import Evaluator, evaluator
 from jaxfl.simulation.evaluation.finetune import FineTune
-from jaxfl.simulation.evaluation.metrics import Evaluation
 from jaxfl.simulation.host.streaming import Resident, keeps_data_on_host, keeps_state_on_host
 from jaxfl.simulation.program import initialiser, shapes_of
-from jaxfl.typing import Key
 
 
 class Prepared(NamedTuple):
@@ -67,8 +65,10 @@ class Prepared(NamedTuple):
             ValueError: the plan or the devices are not possible, or rows must stay on the host and cannot.
         """
         data = data.in_programs()
-        init = initialiser(method, shapes_of(data), resolve_mesh(plan, devices))
-        shapes = init.eval_shape(jax.random.key(0), data)
+        mesh = resolve_mesh(plan, devices)
+        # where the run will have the data: then the program of the first state is not traced again
+        init = initialiser(method, shapes_of(data), mesh)
+        shapes = init.eval_shape(jax.random.key(0), tree.shapes_on(mesh, data))
         model = served_model(method, shapes)
         chosen = resolve_plan(plan, model, size, models=models, devices=devices)
         lane = lane_plan(plan, chosen, model, size, seeds)
@@ -97,7 +97,7 @@ class Prepared(NamedTuple):
         finetune: FineTune | None = None,
         test_rows: int | None = None,
         sample: np.ndarray | None = None,
-    ) -> Callable[[Key, Any], Evaluation]:
+    ) -> Evaluator:
         """Returns `(key, state) -> Evaluation`, see `jaxfl.simulation.evaluation.evaluate.evaluator`.
 
         Args:

@@ -8,9 +8,12 @@ Key, state and data are arguments. So the next run of the same method, on data o
 the last one: another seed costs no compilation and no memory.
 """
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec
 
@@ -231,6 +234,19 @@ def cached_program(
     return decorate
 
 
+_work_beside: ContextVar[Callable[[], None] | None] = ContextVar("work_beside", default=None)
+
+
+@contextlib.contextmanager
+def work_beside(work: Callable[[], None]) -> Iterator[None]:
+    """Calls a function inside while XLA compiles rounds: the caller will need what it does, and must not fail."""
+    token = _work_beside.set(work)
+    try:
+        yield
+    finally:
+        _work_beside.reset(token)
+
+
 def shapes_of(*trees: Any) -> Any:
     """Returns structure, shapes and types of trees of arrays, which can be hashed and compared.
 
@@ -253,6 +269,7 @@ def compile_rounds(
     sampler: Sampler = sampling.uniform,
     cohort: Cohort | None = None,
     lanes: Lanes | None = None,
+    beside: Callable[[], None] | None = None,
 ) -> Callable[..., tuple[Any, RoundLog, Array, Array]]:
     """Compiles `(key, state, data, count) -> (state, log, done, overflow)`, which advances up to `count` rounds.
 
@@ -270,12 +287,18 @@ def compile_rounds(
         cohort: the shapes of one for each round `[limit, C]`, which the program takes as its last argument; None draws
             them.
         lanes: of several seeds, whose keys and states are stacked; None is one.
+        beside: called while XLA compiles, which leaves Python to others.
 
     Raises:
         MemoryError: the program needs more memory than the device has left.
     """
     lowered, given = lower(method, key, state, data, size, plan, limit, sampler, cohort, lanes)
-    compiled = lowered.compile()
+    with ThreadPoolExecutor(1, "jaxfl-compile") as pool:
+        compiling = pool.submit(lowered.compile)
+        for one in (beside, _work_beside.get()):
+            if one is not None:
+                one()
+        compiled = compiling.result()
     held, available = plan.copies * tree.num_bytes(state), least(available_bytes())
     needed = held + plan.copies * program_bytes(compiled)
     if available is None or needed <= available:

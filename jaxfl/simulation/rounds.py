@@ -1,6 +1,7 @@
 """The compiled rounds of a run, and newcomers that arrive between them."""
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -17,7 +18,7 @@ from jaxfl.cohort import Plan, default_mesh
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Grow, Method, doubled, keep_clusters, slots_of
 from jaxfl.sampling import Sampler
-from jaxfl.simulation.evaluation.evaluate import WINDOW_CLIENTS, assign_clusters
+from jaxfl.simulation.evaluation.evaluate import WINDOW_CLIENTS, Evaluator, assign_clusters
 from jaxfl.simulation.host import rows
 from jaxfl.simulation.host.rows import (
     HostRows,
@@ -108,17 +109,19 @@ class Rounds:
         self._key, self._data, self._sampler = key, data, sampler
         self._lanes: Lanes | None = None
 
-    def start(self, saved: Sequence[Any] = (None,)) -> Any:
+    def start(self, saved: Sequence[Any] = (None,), evaluator: Evaluator | None = None) -> Any:
         """Compiles the rounds, and returns the state that they start from.
 
         Args:
             saved: of each seed, a checkpoint's state; its slots may have grown. None takes the method's first.
+            evaluator: of resident rows; its programs are compiled beside the rounds. None compiles them later.
 
         Raises:
             MemoryError: the rounds need more memory than the device has left.
         """
         began = time.perf_counter()
-        self._compile(self._shapes(saved))
+        shapes = self._shapes(saved)
+        self._compile(shapes, None if evaluator is None else functools.partial(self._compile_beside, evaluator, shapes))
         state = jax.block_until_ready(self._first(saved))
         self.compile_seconds += time.perf_counter() - began
         return state
@@ -200,8 +203,15 @@ class Rounds:
         """Returns the state with its slots doubled so often."""
         return doubled(grow, state, doublings)
 
-    def _compile(self, state: Any) -> None:
-        """Compiles the rounds for states of these shapes."""
+    def _compile_beside(self, evaluator: Evaluator, state: Any) -> None:
+        """Compiles the programs of the first state and of the evaluation for states of these shapes; runs none."""
+        init = initialiser(self._method, shapes_of(self._data), self._plan.mesh)
+        there = tree.shapes_on(self._plan.mesh, state)
+        for lowered in (init.lower(self._key, self._data), *evaluator.lowered(self._key, there)):
+            lowered.compile()
+
+    def _compile(self, state: Any, beside: Callable[[], None] | None = None) -> None:
+        """Compiles the rounds for states of these shapes; `beside` is called meanwhile."""
         with coordinates.decisions() as decisions:
             self._advance = compile_rounds(
                 self._method,
@@ -214,6 +224,7 @@ class Rounds:
                 sampler=self._sampler,
                 cohort=None if self._stream is None else self._stream.cohorts,
                 lanes=self._lanes,
+                beside=beside,
             )
         self.factored = coordinates.phrase(decisions)
 
@@ -321,8 +332,8 @@ class HostRounds(Rounds):
     def _without_host_rows(self, state: Any) -> Any:
         return with_field(state, self._field, self._here)
 
-    def _compile(self, state: Any) -> None:
-        super()._compile(self._without_host_rows(state))
+    def _compile(self, state: Any, beside: Callable[[], None] | None = None) -> None:
+        super()._compile(self._without_host_rows(state), beside)
 
     def _first(self, saved: Sequence[Any]) -> Any:
         state = saved[0]

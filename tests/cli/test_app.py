@@ -108,6 +108,7 @@ def refused(*arguments):
             ("cohort", "half", "--cohort"),
         ),
         (["stocfl", *SMALL, "--html"], ("html", "--out")),
+        (["stocfl", *SMALL, "--html", "--no-pictures"], ("pictures", "--html", "--no-pictures")),
         (["stocfl", *SMALL, "--rounds", "0"], ("rounds", 0)),
         (["stocfl", *SMALL, "--eval-every", "0"], ("eval_every", 0)),
         (

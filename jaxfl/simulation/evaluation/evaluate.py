@@ -265,6 +265,23 @@ def _limit_test_rows(data: FederatedData, ids: np.ndarray, test_rows: int) -> Fe
     return replace(data, test=few.thinned(test_rows))
 
 
+class Evaluator(NamedTuple):
+    """The evaluation of a federation, called as `(key, state) -> Evaluation`.
+
+    Attributes:
+        evaluate: the function.
+        lowered: `(key, state) -> programs` that an evaluation of resident rows calls first, traced and lowered: once
+            they are compiled, it compiles nothing. The state may be shapes with their places.
+    """
+
+    evaluate: Callable[[Key, Any], Evaluation]
+    lowered: Callable[[Key, Any], list[Any]]
+
+    def __call__(self, key: Key, state: Any) -> Evaluation:
+        """Returns the evaluation of a state."""
+        return self.evaluate(key, state)
+
+
 ROWS_SIDE_BY_SIDE = 16_000  # test rows of all clients that are tested side by side: enough to keep an accelerator busy
 NOT_OF_TEST_ROWS = ("clusters", "num_clusters", "ari", "nmi", "purity", "eval_clients", "attackers")  # not of test rows
 
@@ -278,7 +295,7 @@ def evaluator(
     *,
     clients: np.ndarray | None = None,
     stream: bool = False,
-) -> Callable[[Key, Any], Evaluation]:
+) -> Evaluator:
     """Returns `(key, state) -> Evaluation`; it compiles once for a method and may be called after any round.
 
     A federation that drifts is evaluated as it is in the state's round, without absent clients.
@@ -298,7 +315,7 @@ def evaluator(
     if (drifts_at := data.drifts_at) is not None:
         options = {"clients": clients, "stream": stream}
         looks = [evaluator(method, now, plan, finetune, test_rows, **options) for now in data.phases]
-        return lambda key, state: looks[int(state.round) >= drifts_at](key, state)
+        return Evaluator(lambda key, state: looks[int(state.round) >= drifts_at](key, state), looks[0].lowered)
     look = _test_rows_evaluator(method, data, plan, finetune, test_rows, clients, stream)
     if data.validation is None:
         return look
@@ -309,7 +326,7 @@ def evaluator(
         apart = {f"validation_{name}": value for name, value in apart.items() if name not in NOT_OF_TEST_ROWS}
         return found._replace(metrics=found.metrics | apart)
 
-    return both
+    return Evaluator(both, look.lowered)
 
 
 def _test_rows_evaluator(
@@ -320,7 +337,7 @@ def _test_rows_evaluator(
     test_rows: int | None,
     clients: np.ndarray | None,
     stream: bool,
-) -> Callable[[Key, Any], Evaluation]:
+) -> Evaluator:
     """Returns `(key, state) -> Evaluation` of the test rows, without validation rows; arguments as in `evaluator`."""
     ids = np.arange(data.num_clients) if clients is None else clients
     if data.absent is not None:
@@ -362,7 +379,21 @@ def _test_rows_evaluator(
         metrics["finetuned_diverged"] = int(sum(diverged.sum() for _, diverged in tuned))
         return result._replace(metrics=result.metrics | metrics, finetuned=second)
 
-    return evaluate
+    def lowered(key: Key, state: Any) -> list[Any]:
+        (block,), cluster = blocks(), np.zeros(data.num_clients, np.int32)
+        shapes, programs = shapes_of(block.data, block.tested, block.ids), []
+        if method.assign is not keep_clusters:
+            programs.append(assigner(method, plan, shapes).lower(key, state, block.data, block.ids, block.real))
+        # as many pairs as there are if clients with equal rows are in one cluster
+        width = _pairs_at_once(len(distinct_pairs(block.tested, cluster, ids)[0]), block, tests)
+        pairs = np.resize(block.ids, width), np.resize(block.real, width)
+        programs.append(tester(method, tests, shapes).lower(state, block.tested, *pairs))
+        if finetune is not None:
+            tune = tuner(method, finetune, tests, shapes)
+            programs.append(tune.lower(key, state, block.tested, block.ids, block.real))
+        return programs
+
+    return Evaluator(evaluate, lowered)
 
 
 def client_model(
@@ -438,11 +469,17 @@ def _test_pairs(test: Callable[..., Totals], state: Any, block: Block, cluster: 
     """Returns the totals `[M, ...]` of a block's real clients, computed once per distinct pair of model and rows."""
     own = block.ids[block.real]
     first, inverse = distinct_pairs(block.tested, cluster, own)
-    # one program for every number of pairs: what is not needed is skipped, or with chunks kept below twice the need
-    most = len(block.ids)
-    width = most if plan.chunk == 1 else min(most, 1 << (len(first) - 1).bit_length())
+    width = _pairs_at_once(len(first), block, plan)
     found = test(state, block.tested, np.resize(own[first], width), np.arange(width) < len(first))
     return jax.tree.map(lambda leaf: np.asarray(leaf)[inverse], found)
+
+
+def _pairs_at_once(count: int, block: Block, plan: Plan) -> int:
+    """Returns the pairs that one program tests, of which `count` are needed.
+
+    One program is for every number of pairs: what is not needed is skipped, or with chunks kept below twice the need.
+    """
+    return len(block.ids) if plan.chunk == 1 else min(len(block.ids), 1 << (count - 1).bit_length())
 
 
 def _test_plan(plan: Plan, data: FederatedData) -> Plan:
