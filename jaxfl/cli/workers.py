@@ -250,7 +250,7 @@ def workers_worth(
         most: the largest number.
 
     >>> cost = Cost(rounds=1.0, compiling=4.0, again=2.0)
-    >>> [workers_worth({"one": runs}, {"one": cost}, ["one"], 0.0, 3.0, 1) for runs in (5, 10, 20)]
+    >>> [workers_worth({"one": runs}, {"one": cost}, ["one"], 0.0, 3.0, 1) for runs in (5, 8, 20)]
     [0, 0, 1]
     """
     usual = Cost(*map(statistics.fmean, zip(*costs.values(), strict=True)))
