@@ -678,7 +678,7 @@ def test_a_log_of_one_seed_has_plain_names(monkeypatch):
     told, seeds = {}, [types.SimpleNamespace(seed=seed) for seed in (3, 5)]
     log = {"kept": lambda job: Logger(lambda values, event: told.update({job.seed: values}), lambda failed: None)}
     monkeypatch.setattr(run, "LOGGERS", log)
-    (look,) = run.callback_factory(["kept"], None, None, seeds)(seeds)
+    (look,) = run.callback_factory(["kept"], None, [], seeds)(seeds)
     for one in seeds:
         look(Event(1, 2, 1, 0.5, 0.1, {"round": 1, "loss": float(one.seed)}, seed=one.seed))
     assert told == {3: {"loss": 3.0}, 5: {"loss": 5.0}}
