@@ -82,6 +82,15 @@ def real_path(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
+def user_path(path: str | os.PathLike) -> Path:
+    """Returns the path that a user gives, with the user's folder for a `~` at its beginning; unknown users stay as is.
+
+    >>> user_path("~/runs") == Path(os.path.expanduser("~"), "runs"), user_path("a~b").name
+    (True, 'a~b')
+    """
+    return Path(os.path.expanduser(path))
+
+
 def signature(command: str) -> str:
     """Returns the text by which a command of jaxfl recognises the files that it wrote."""
     return f"Written by jaxfl {command}"

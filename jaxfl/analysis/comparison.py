@@ -675,6 +675,12 @@ def _separate_federations(name: str, runs: Sequence[ComparedRun]) -> list[dict[i
             found.append(one.runs)
             continue
         if seed in same:
+            paths = [getattr(twice, "path", None) for twice in (same[seed], run)]
+            if None not in paths:
+                first, second = map(repr, map(str, paths))
+                raise ValueError(
+                    f"{first} and {second} are one run of {name!r}, of seed {seed} on one federation; give one of them."
+                )
             raise ValueError(
                 f"settings must have runs of different seeds, got {[one.summary['seed'] for one in runs]} for "
                 f"{name!r}; give each setting a name of its own."

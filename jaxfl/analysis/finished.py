@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxfl.data import catalog
-from jaxfl.files import real_path
+from jaxfl.files import real_path, user_path
 from jaxfl.settings import options, user_code
 from jaxfl.settings.removed import removed_defaults
 from jaxfl.simulation.records.directory import CONFIG, HISTORY, SUMMARY, RunDirectory
@@ -106,7 +106,7 @@ def read_runs(
     unfinished: set[Path] = set()
     refused: list[Exception] = []  # of damaged runs
     going_on: list[Exception] = []  # of folders in which no run is finished
-    for folder in map(Path, folders):
+    for folder in map(user_path, folders):
         # within a run is what the run itself keeps, its best round for example
         histories = sorted(
             one for one in folder.rglob(HISTORY) if one.parent == folder or not (one.parent.parent / HISTORY).exists()

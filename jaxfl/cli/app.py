@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from jaxfl.cli import completion, experiments, signals, streams
-from jaxfl.cli.errors import refuse_empty_words, refuse_setting, reported_errors, with_home
+from jaxfl.cli.errors import check_words, refuse_setting, reported_errors, with_home
 
 SEEDS = "S,S,S-S"
 METHOD_HELP = "Name of a method ([bold]jaxfl methods[/] lists them), or [bold]FILE.py:FACTORY[/]."
@@ -105,16 +105,16 @@ class SettingsCommand(TyperCommand):
 
 
 class CommandGroup(TyperGroup):
-    """All commands; a word without letters, as of a shell's variable that is not set, is refused: it is no path."""
+    """All commands; an empty word, as of a shell's variable that is not set, is refused, and so is `-`."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
         """Returns the words of a command line that no argument takes.
 
         Raises:
-            typer.Exit: with 2, where a word is empty.
+            typer.Exit: with 2, where a word is empty or `-`.
         """
         with reported_errors():
-            refuse_empty_words(args)
+            check_words(args)
         return super().parse_args(ctx, with_home(args))
 
 

@@ -91,17 +91,23 @@ def _exit_if_distributed(code: int, error: Exception | None = None) -> None:
         exit_process(code)
 
 
-def refuse_empty_words(words: Sequence[str]) -> None:
-    """Refuses an empty argument, which would be the current folder where a path is expected.
+def check_words(words: Sequence[str]) -> None:
+    """Checks that no argument is empty, which would be the current folder where a path is expected, or `-`.
 
     Raises:
-        ValueError: a word is empty, or ends with the `=` of a flag.
+        ValueError: a word is empty, or ends with the `=` of a flag; or it is `-`, with a flag or alone.
 
-    >>> refuse_empty_words(["run", "fedavg", "--out", ""])
+    >>> check_words(["run", "fedavg", "--out", ""])
     Traceback (most recent call last):
     ValueError: --out must not be empty, got ""; give a value ("." is the current folder), or leave --out out.
     """
     for before, word in zip(["", *words], words, strict=False):
+        if word == "-" or re.fullmatch("--[a-z-]+=-", word):
+            flag = word.rpartition("=")[0] or (before if before.startswith("--") else "an argument")
+            raise ValueError(
+                f'{flag} must be a name or a path, got "-", which is neither standard input nor standard output here; '
+                "give a file, ./- if it is to be called so."
+            )
         if not word or re.fullmatch("--[a-z-]+=", word):
             flag = (word or before).rstrip("=")
             if flag.startswith("-"):

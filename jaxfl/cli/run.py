@@ -27,6 +27,7 @@ from jaxfl.simulation.progress import Diverged
 from jaxfl.simulation.result import RECOVERED, Callback, Event, Result, exit_callbacks
 from jaxfl.simulation.seeds import seeds_per_program
 from jaxfl.simulation.spec import share_equal_arrays
+from jaxfl.text import printable
 
 CallbackFactory = Callable[[Sequence[Job]], list[Callback]]
 
@@ -175,8 +176,9 @@ def _created_at_first_event(create: Callable[[], Callback]) -> Callback:
 
 
 def _run_label(job: Job) -> str:
-    """Returns the name of a run in a logger: method, data and seed."""
-    return f"{job.identity()['method']} on {job.settings.data_name}, seed {job.seed}"
+    """Returns the name of a run in a logger: method, data and seed, and its folder, by which settings differ."""
+    folder = "" if job.out is None else f", {printable(str(job.out))}"
+    return f"{job.identity()['method']} on {job.settings.data_name}, seed {job.seed}{folder}"
 
 
 class Deadline:

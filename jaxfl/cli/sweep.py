@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from jaxfl.cli import run_page, workers
 from jaxfl.cli.compare import COMMAND, print_comparison
+from jaxfl.cli.errors import with_home
 from jaxfl.cli.plan import footprint_of
 from jaxfl.cli.run import (
     LOG,
@@ -35,6 +36,7 @@ from jaxfl.settings import methods as known
 from jaxfl.settings import models, options
 from jaxfl.settings.optimizers import OPTIMIZERS, SERVERS
 from jaxfl.settings.user_code import run_label
+from jaxfl.simulation.callbacks import Finished
 from jaxfl.simulation.interrupts import Stopped
 from jaxfl.simulation.records.directory import FolderInUse, RunDirectory
 from jaxfl.simulation.result import Callback
@@ -246,7 +248,7 @@ def _split_at_commas(text: str) -> list[str]:
 
 
 def _toml_text(value: Any) -> str:
-    """Returns a value of TOML as the command line takes it.
+    """Returns a value of TOML as the command line takes it, also with the user's folder for a `~`.
 
     >>> _toml_text([200, 100]), _toml_text([[0, 1], [2]]), _toml_text(True)
     ('200,100', '[0, 1],[2]', 'true')
@@ -254,7 +256,7 @@ def _toml_text(value: Any) -> str:
     if isinstance(value, list):
         nested = len(value) == 1 and isinstance(value[0], list)  # without a comma it would be read as the inner list
         return ",".join(str(part) if isinstance(part, list) else _toml_text(part) for part in value) + "," * nested
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else with_home([str(value)])[0]
 
 
 def _key_owner(key: str) -> str:
@@ -680,17 +682,23 @@ def _run_missing(jobs: Sequence[job.Job], tools: list[job.Tools], making: Making
     missing = [one for one in jobs if not _is_made(one, html)]
     held: list[job.Job] = []
     most = seeds_per_program(len(jobs))
-    for begun in (True, False):  # runs that were started before come first
-        some = [one for one in missing if one.begun() is begun]
+    finished = [one for one in missing if one.done() is not None]  # which lack a file
+    begun = [one for one in missing if one not in finished and one.begun()]  # these come before new ones
+    for some in (finished, begun, [one for one in missing if one not in [*finished, *begun]]):
         for first in range(0, len(some), most):
             if making.deadline.is_over():
                 return held
             with contextlib.ExitStack() as stack:
                 group = [_hold(one, stack, html, held) for one in some[first : first + most]]
                 if free := [one for one in group if one is not None]:
-                    callbacks = making.callbacks
+                    callbacks = _with_finished(making.callbacks) if some is finished else making.callbacks
                     run_jobs(free, several=True, quiet=quiet, make_callbacks=callbacks, html=html, shared=tools)
     return held
+
+
+def _with_finished(create: CallbackFactory | None) -> CallbackFactory:
+    """Returns a function that creates the callbacks of runs that are finished, and train no round more."""
+    return lambda group: [*(create(group) if create else ()), Finished()]
 
 
 def _hold(one: job.Job, stack: contextlib.ExitStack, html: bool, held: list[job.Job]) -> job.Job | None:

@@ -17,6 +17,7 @@ from jaxfl.data import conditions, conventions, divide, leaks, natural, shift, s
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.drift import apply_conditions
 from jaxfl.data.sources import domains, saved
+from jaxfl.files import user_path
 from jaxfl.random import check_seed
 from jaxfl.schema import Option, check_name, check_type, checked, did_you_mean, function_options, quoted
 
@@ -242,6 +243,7 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
     10
     """
     row, known, seed = dataset(name), known_options(name), check_seed(seed)
+    data_dir = None if data_dir is None else user_path(data_dir)
     for option, value in settings.items():
         check_name(f"option of {name}", option, known)
         check_type(option, value, known[option].hint)

@@ -30,7 +30,7 @@ from jaxfl.data.building import (
 from jaxfl.data.clients import SPLITS, Attack, FederatedData, Split, array_fields, replace_field
 from jaxfl.data.sources import saved
 from jaxfl.data.windows import release_pages, value_range
-from jaxfl.files import replacing, write_text
+from jaxfl.files import replacing, user_path, write_text
 
 HEADER, SCHEMA = saved.HEADER, 1
 MAPPED = (
@@ -69,7 +69,7 @@ def save(data: FederatedData, folder: str | Path) -> None:
     4
     """
     check_no_drift("save", data)
-    folder = Path(folder)
+    folder = user_path(folder)
     check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     arrays = _named_arrays(data)
@@ -121,6 +121,7 @@ def load(folder: str | Path | None) -> FederatedData:
         FileNotFoundError: the folder has no federation.
         ValueError: a file is missing or damaged, or files do not fit each other; the message names the file.
     """
+    folder = None if folder is None else user_path(folder)
     if folder is None or saved.find(folder) is None:
         saved.load(folder)  # raises FileNotFoundError
     folder = Path(folder or "")

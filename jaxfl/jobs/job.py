@@ -20,7 +20,7 @@ from jaxfl import plots
 from jaxfl.analysis.comparison import deviation
 from jaxfl.data.catalog import user_files
 from jaxfl.data.clients import FederatedData
-from jaxfl.files import checksum, keep_copy, real_path, write_text
+from jaxfl.files import checksum, keep_copy, real_path, user_path, write_text
 from jaxfl.methods.base import Method
 from jaxfl.plots.style import import_matplotlib, write_picture
 from jaxfl.random import check_seed
@@ -439,10 +439,10 @@ def run_named(
         rounds,
         cohort,
         seed,
-        None if data_dir is None else str(data_dir),
+        None if data_dir is None else str(user_path(data_dir)),
         eval_every,
         checkpoint_every,
-        None if out is None else Path(out),
+        None if out is None else user_path(out),
         resume,
     )
     check(job)

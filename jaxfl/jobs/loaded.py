@@ -11,7 +11,7 @@ import jax
 from jaxfl import tree
 from jaxfl.cohort import PlanChoice
 from jaxfl.data.clients import FederatedData
-from jaxfl.files import copy_path
+from jaxfl.files import copy_path, user_path
 from jaxfl.jobs import job as jobs
 from jaxfl.methods.base import Method
 from jaxfl.schema import check_type
@@ -61,7 +61,7 @@ class LoadedRun(TrainedRun):
         data_dir: str | os.PathLike | None = None,
         trust: user_code.Trust = False,
     ):
-        self.path, self._method, self._data, self._data_dir = Path(path), method, data, data_dir
+        self.path, self._method, self._data, self._data_dir = user_path(path), method, data, data_dir
         self._trust = user_code.trusted_files(trust)
         directory = RunDirectory(self.path, "path")
         if not directory.own_files():

@@ -5,13 +5,12 @@ A leaf is stored under its name as `jaxfl.tree.names` has it, `Dense_0/kernel`.
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
 import jax
 import numpy as np
 
 from jaxfl import tree
-from jaxfl.files import check_output, signature, write_bytes
+from jaxfl.files import check_output, signature, user_path, write_bytes
 from jaxfl.schema import did_you_mean
 from jaxfl.typing import Params
 
@@ -37,12 +36,13 @@ def save_weights(path: str | os.PathLike, model: Params, about: Mapping[str, str
     """
     from safetensors.numpy import save
 
-    check_output(Path(path), "path", signature(COMMAND))
+    path = user_path(path)
+    check_output(path, "path", signature(COMMAND))
     # ascontiguousarray would give a scalar an axis
     arrays = [np.asarray(leaf, order="C") for leaf in jax.tree.leaves(model)]
     metadata = {"written": signature(COMMAND), **(about or {})}
     content = save(dict(zip(tree.names(model), arrays, strict=True)), metadata=metadata)
-    write_bytes(Path(path), content)
+    write_bytes(path, content)
 
 
 def load_weights(path: str | os.PathLike, like: Params) -> Params:
@@ -59,7 +59,7 @@ def load_weights(path: str | os.PathLike, like: Params) -> Params:
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
-    path = Path(path).expanduser()
+    path = user_path(path)
     if not path.is_file():
         raise ValueError(
             f"path must be a file of weights, and there is no file {str(path)!r}; result.export writes one."

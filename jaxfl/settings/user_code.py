@@ -20,7 +20,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from jaxfl.files import crc
+from jaxfl.files import crc, user_path
 from jaxfl.schema import did_you_mean, quoted
 
 ADDRESS = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)")
@@ -55,7 +55,7 @@ def existing_file(name: str, remedy: str = "write its path from the current fold
     Raises:
         ValueError: there is no such file.
     """
-    path = Path(name).expanduser()
+    path = user_path(name)
     if not path.is_file():
         raise ValueError(f"there is no file {str(path)!r}; {remedy}.")
     return path

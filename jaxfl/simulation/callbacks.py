@@ -25,7 +25,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from jaxfl.data.clients import FederatedData
-from jaxfl.files import copy_path, keep_copy, write_bytes
+from jaxfl.files import copy_path, keep_copy, user_path, write_bytes
 from jaxfl.schema import check_type
 from jaxfl.simulation.evaluation.metrics import counted_clients, is_lower_better, main_metric
 from jaxfl.simulation.loggers import GROUP_METRICS
@@ -135,6 +135,17 @@ class EarlyStopping:
         self._best.forget()
 
 
+class Finished:
+    """A callback of a run that has ended, by early stopping perhaps: resumed, it trains no round more.
+
+    It is evaluated again, and its files are written.
+    """
+
+    def __call__(self, event: Event) -> bool:
+        """Returns that the run ends."""
+        return True
+
+
 def check_measured(callbacks: Sequence[Callback], data: FederatedData, *, tuned: bool) -> None:
     """Raises ValueError if a callback needs a metric that the run cannot have, for lack of rows, groups or fine-tuning.
 
@@ -220,7 +231,7 @@ class BestCheckpoint:
     """
 
     def __init__(self, folder: str | os.PathLike, metric: str | None = None):
-        self.folder, self._best = Path(folder), _BestValues(metric)
+        self.folder, self._best = user_path(folder), _BestValues(metric)
 
     def check_folders(self, seeds: Sequence[int | None]) -> None:
         """Raises ValueError if a folder has a file that no run has written; None is that of a single run."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jaxfl.files import write_text
+from jaxfl.files import user_path, write_text
 from jaxfl.simulation.result import Callback, Event
 
 GROUP_METRICS = ("ari", "nmi", "purity")  # of data without true groups they are never known
@@ -27,7 +27,7 @@ def csv(path: str | os.PathLike) -> Callback:
     Raises:
         ValueError: the file's folder is not there, or the file is another table.
     """
-    file = Path(path)
+    file = user_path(path)
     if not file.parent.is_dir():
         raise ValueError(f"path must be in a folder that is there, got {str(path)!r}; make it first.")
     if file.exists():
@@ -179,7 +179,7 @@ def tensorboard(directory: str) -> Logger:
     Raises:
         ImportError: the extra is not installed.
     """
-    writer = _import_logger("tensorboard").SummaryWriter(directory)
+    writer = _import_logger("tensorboard").SummaryWriter(str(user_path(directory)))
 
     def log(values: dict[str, float], event: Event) -> None:
         for name, value in values.items():

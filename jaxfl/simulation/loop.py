@@ -15,6 +15,7 @@ from jaxfl.cohort import halve_chunk
 from jaxfl.data.clients import FederatedData
 from jaxfl.models.fast import rewriting
 from jaxfl.simulation import processes
+from jaxfl.simulation.callbacks import Finished
 from jaxfl.simulation.evaluation.evaluate import Evaluator
 from jaxfl.simulation.evaluation.metrics import Evaluation
 from jaxfl.simulation.host.streaming import RowStream
@@ -58,7 +59,7 @@ class RunState:
         self._called, self._called_before = called, called.get(of_seed.seed, -1)
         self._evaluation: Evaluation | None = None
         self.diverged: Diverged | None = None
-        self.ended = False
+        self.ended = any(isinstance(one, Finished) for one in spec.callbacks)
         self._test_rows = test_rows = spec.schedule.test_rows
         self._evaluate = spec.prepared.evaluator(data, spec.finetune, sample=of_seed.sample)
         self._evaluate_some = self._evaluate

@@ -759,6 +759,15 @@ def test_usual_values_are_in_no_name(tmp_path):
     assert list(finished.read_runs([tmp_path])[0]) == ["perfedavg", "fedavg", "fedavg finetune=2"]
 
 
+def test_folders_of_one_run_with_other_options_of_the_data_are_named(tmp_path):
+    for name, clients in (("here", 8), ("there", 12)):
+        complete = options.route("fedavg", "iid-digits", num_clients=clients).complete()
+        write(tmp_path / name, 0, 0.5, complete=complete, data="iid-digits")
+    runs = finished.read_runs([tmp_path], by_data=True)[0]
+    with pytest.raises(ValueError, match=mentions("here", "there", "seed 0")):
+        compare_by_data(runs)
+
+
 def test_a_fact_that_is_an_option_too_is_once_in_the_name_of_a_federation():
     def run(count):
         facts = {"seed": 0, "data": "iid-digits", "num_clients": count, "fingerprint": f"iid-digits-{count}"}

@@ -684,6 +684,13 @@ def test_a_log_of_one_seed_has_plain_names(monkeypatch):
     assert told == {3: {"loss": 3.0}, 5: {"loss": 5.0}}
 
 
+def test_settings_of_a_sweep_have_their_own_names_in_a_logger(tmp_path):
+    settings = run.options.route("fedavg", "rotated-digits")
+    jobs = [run.Job(settings, 1, 4, out=tmp_path / f"fedavg-learning_rate={rate}" / "seed-0") for rate in (0.1, 0.2)]
+    names = [run._run_label(one) for one in jobs]
+    assert [rate in name for name in names for rate in ("0.1", "0.2")] == [True, False, False, True]
+
+
 def test_version_is_that_of_the_package():
     assert jaxfl("--version").stdout == f"jaxfl {importlib.metadata.version('jaxfl')}\n"
 

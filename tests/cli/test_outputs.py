@@ -183,7 +183,19 @@ def test_the_folder_of_the_user_is_no_folder_that_is_called_so(tmp_path, monkeyp
         assert command("run", "fedavg", *SMALL, "--seed", number, *words).exit_code == 0
         assert (tmp_path / "home" / "runs" / str(number) / "summary.json").exists()
     assert command("compare", "~/runs", "--csv=~/t.csv").exit_code == 0
-    assert {path.name for path in tmp_path.iterdir()} == {"home"} and (tmp_path / "home" / "t.csv").exists()
+    home = tmp_path / "home"
+    small = {"num_clients": 8, "rows_per_client": 20, "model": "logistic", "rounds": 1, "cohort": 4}
+    log = callbacks.csv("~/log.csv")
+    result = jaxfl.run_named("fedavg", "rotated-digits", out="~/runs/2", callbacks=[log], **small)
+    result.export("~/model.safetensors", cluster=0)
+    jaxfl.data.stored.save(result.data, "~/data")
+    assert jaxfl.data.load("saved", data_dir="~/data").num_clients == 8 == len(jaxfl.load("~/runs/2").clients())
+    (tmp_path / "s.toml").write_text('methods = "fedavg"\n[set]\nweights = "~/model.safetensors"\nmodel = "logistic"\n')
+    words = ["sweep", "s.toml", *SMALL[:6], "--rounds", "1", "--out", "~/sweep", "--quiet"]
+    assert (made := command(*words)).exit_code == 0, made.output
+    names = {"runs", "t.csv", "log.csv", "model.safetensors", "data", "sweep"}
+    assert {path.name for path in home.iterdir()} >= names
+    assert {path.name for path in tmp_path.iterdir()} == {"home", "s.toml"}
 
 
 @pytest.mark.parametrize("kind", ["device", "pipe", "folder", "binary", "other table"])
@@ -219,6 +231,15 @@ def test_no_argument_is_empty(tmp_path, monkeypatch):
     for words in (["--out", ""], ["--out="], ["--data-dir", ""]):
         assert re.search(mentions(words[0].rstrip("="), '""'), refused("run", "fedavg", *SMALL, *words))
     assert re.search(mentions("compare", '""'), refused("compare", ""))
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("option", ["csv", "markdown", "latex", "plot", "html"])
+def test_standard_output_is_no_file_of_a_comparison(option, finished, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for words in ([f"--{option}", "-"], [f"--{option}=-"]):
+        assert re.search(mentions(f"--{option}", '"-"'), refused("compare", finished, *words))
+    assert re.search(mentions("--out", '"-"'), refused("run", "fedavg", *SMALL, "--out", "-"))
     assert not any(tmp_path.iterdir())
 
 

@@ -358,6 +358,11 @@ def test_runs_that_stop_early_are_finished(tmp_path, capsys, empty_pictures, mon
     with monkeypatch.context() as context:
         context.setattr(cli_sweep, "run_jobs", None)
         assert sweep(*words, *stop) == 0
+    clients = histories[0].parent / "clients.csv"
+    before = clients.read_text()
+    clients.unlink()
+    assert sweep(*words, *stop) == 0 and clients.read_text() == before
+    assert [len(one.read_text().splitlines()) for one in histories] == [3, 3], "no round more is trained"
     assert sweep(*words, "--stop-early", "4") == 0, "with more patience they go on"
     assert [len(one.read_text().splitlines()) for one in histories] == [5, 5]
     assert sweep(*words) == 0

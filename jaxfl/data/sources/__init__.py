@@ -28,6 +28,7 @@ from jaxfl.data.sources import (
     unipen,
 )
 from jaxfl.data.sources.base import Folder, Remote, Source, SourceEntry, home
+from jaxfl.files import user_path
 from jaxfl.schema import check_name, installed_entry_points, load_entry_point
 
 GROUP = "jaxfl.data"
@@ -96,6 +97,7 @@ def load(name: str, data_dir: Folder = None, **options: Any) -> Source:
         data_dir: folder of its files.
         **options: keyword-only arguments of its loader.
     """
+    data_dir = None if data_dir is None else user_path(data_dir)
     source_entry, converted = (
         entry(name),
         npz.find_converted(name, data_dir, defaults(name) | options) if name in SOURCES else None,

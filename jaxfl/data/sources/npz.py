@@ -15,7 +15,7 @@ import numpy as np
 from jaxfl.data import bounded
 from jaxfl.data.sources import checks
 from jaxfl.data.sources.base import Folder, Source, SourceEntry, folders, missing_file_phrase
-from jaxfl.files import replacing
+from jaxfl.files import replacing, user_path
 
 NAMES = ("class", "group", "domain", "class_group")
 # Optional arrays in addition to the four with options, and their `test_` variants.
@@ -232,7 +232,7 @@ def save(source: Source, path: str | Path, *, origin: dict[str, Any] | None = No
     ...     load(Path(folder) / "two.npz").class_names
     ('no', 'yes')
     """
-    path = Path(path)
+    path = user_path(path)
     origin = {"source": source.name, "options": {}} if origin is None else origin
     if set(origin) != {"source", "options"}:
         raise ValueError(f"origin must have the keys source and options, got {sorted(origin)}.")

@@ -22,7 +22,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from jaxfl.files import copy_path, crc, is_empty, own_names, remove_partials, write_own_names
+from jaxfl.files import copy_path, crc, is_empty, own_names, remove_partials, user_path, write_own_names
 from jaxfl.simulation.host.rows import NAME as ROWS
 from jaxfl.simulation.records import checkpoint
 from jaxfl.simulation.records.checkpoint import Saved
@@ -162,7 +162,7 @@ class RunDirectory:
     """
 
     def __init__(self, path: str | os.PathLike, argument: str = "checkpoint_dir"):
-        self.path, self.argument = Path(path), argument
+        self.path, self.argument = user_path(path), argument
 
     @classmethod
     def at(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 CLUSTERS = "clusters.jsonl"  # beside the history
 MAX_CLUSTER = 1 << 24  # a cluster is the index of a slot, and there are no more
 MAX_BYTES = 1 << 22  # of a config or a summary: a table of texts that are longer would take minutes
+MAX_ENTRIES = 10_000  # of an object: each of a history's is a metric
 MAX_FOLLOWED = 10_000  # clients whose clusters are kept at every evaluation; of more, none are
 
 EntryTypes = Mapping[str, tuple[type, ...]]
@@ -203,7 +204,9 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def check_entries(content: Mapping[str, Any], entry_types: EntryTypes) -> None:
-    """Raises ValueError if an entry has another type than it must; entries without a type, and missing ones, pass.
+    """Raises ValueError if an entry has another type than it must, or they are too many.
+
+    Entries without a type, and missing ones, pass.
 
     Args:
         content: from JSON.
@@ -213,6 +216,8 @@ def check_entries(content: Mapping[str, Any], entry_types: EntryTypes) -> None:
     Traceback (most recent call last):
     ValueError: seed must be a whole number, got "zero"
     """
+    if len(content) > MAX_ENTRIES:
+        raise ValueError(f"at most {MAX_ENTRIES:,} entries are read, got {len(content):,}")
     for pattern, types in entry_types.items():
         for name, value in content.items():
             if type(value) not in types and re.fullmatch(pattern, name, re.DOTALL):

@@ -63,7 +63,11 @@ def test_writing_begins_with_what_is_kept(tmp_path):
     assert list(History.writing(path)) == [] == read_records(path)
 
 
-@pytest.mark.parametrize("line", ["{", "5", '{"micro_accuracy": 1}', '{"round": "2"}', "", "[" * 100_000, "\udcff"])
+LINES = ["{", "5", '{"micro_accuracy": 1}', '{"round": "2"}', "", "[" * 100_000, "\udcff"]
+LINES += [json.dumps({"round": 2, **dict.fromkeys(map(str, range(10_000)), 0)})]  # more than any run's
+
+
+@pytest.mark.parametrize("line", LINES)
 def test_a_damaged_line_is_named_and_nothing_is_left_out(tmp_path, line):
     path = tmp_path / "history.jsonl"
     filled(path)
