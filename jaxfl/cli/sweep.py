@@ -683,8 +683,9 @@ def _run_missing(jobs: Sequence[job.Job], tools: list[job.Tools], making: Making
     held: list[job.Job] = []
     most = seeds_per_program(len(jobs))
     finished = [one for one in missing if one.done() is not None]  # which lack a file
-    begun = [one for one in missing if one not in finished and one.begun()]  # these come before new ones
-    for some in (finished, begun, [one for one in missing if one not in [*finished, *begun]]):
+    others = [one for one in missing if one.done() is None]
+    # runs that were started before come first
+    for some in (finished, *([one for one in others if one.begun() is begun] for begun in (True, False))):
         for first in range(0, len(some), most):
             if making.deadline.is_over():
                 return held

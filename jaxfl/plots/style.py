@@ -218,12 +218,12 @@ def _figure_type() -> "type[Figure]":
     class NotebookFigure(Figure):
         def draw(self, renderer: Any) -> None:
             layout = self.get_layout_engine()
-            if self.canvas.is_saving() and isinstance(layout, ConstrainedLayoutEngine):
-                layout.execute(self)  # matplotlib asks for no more, and draws again without a layout for the file
-                return
             with warnings.catch_warnings():  # of a letter that the font lacks a box is drawn
                 warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
-                super().draw(renderer)
+                if self.canvas.is_saving() and isinstance(layout, ConstrainedLayoutEngine):
+                    layout.execute(self)  # matplotlib asks for no more, and draws again without a layout for the file
+                else:
+                    super().draw(renderer)
 
         def _repr_png_(self) -> bytes:
             buffer = io.BytesIO()
