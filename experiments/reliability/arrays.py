@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.reliability.campaign import heed_signals, parser, until
+from experiments.reliability.campaign import ended_by_interrupt, heed_signals, parser, until
 from experiments.reliability.disks import SMALL, cut_short
 from experiments.reliability.kills import ROOT, difference
 from experiments.speed import measure
@@ -97,21 +97,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     heed_signals()
     draw, in_time, killed, done = random.Random(given.seed), until(given.minutes), 0, 0
     findings: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder, seconds = Path(name), 0.0
         for turn in ("first", "whole"):  # what is compiled is kept
             began = time.monotonic()
             if code := start(folder / turn, folder / f"{turn}.txt", folder / "cache").wait(PATIENCE):
                 raise RuntimeError(f"ended with {code}: {(folder / f'{turn}.txt').read_text()}")
             seconds = time.monotonic() - began
-        for index in range(given.count):
-            if not in_time():
-                break
-            (folder / str(index)).mkdir()
-            ended, found = case(folder / str(index), folder / "whole", given.processes, seconds, draw)
-            killed, done = killed + ended, done + 1
-            findings += [{"case": index, "what": what} for what in found]
-            print(*found, sep="\n", end="" if not found else "\n", flush=True)
+        with ended_by_interrupt():
+            for index in range(given.count):
+                if not in_time():
+                    break
+                (folder / str(index)).mkdir()
+                ended, found = case(folder / str(index), folder / "whole", given.processes, seconds, draw)
+                killed, done = killed + ended, done + 1
+                findings += [{"case": index, "what": what} for what in found]
+                print(*found, sep="\n", end="" if not found else "\n", flush=True)
     record = {"campaign": "arrays", "seed": given.seed, "sweeps": done, "processes": done * given.processes}
     measure.write({**record, "killed": killed, "findings": findings}, given.out)
     return int(bool(findings))

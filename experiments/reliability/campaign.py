@@ -32,6 +32,13 @@ def heed_signals() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@contextlib.contextmanager
+def ended_by_interrupt() -> Iterator[None]:
+    """Ends its block at Ctrl-C, without the case that was going on: what was done before is written behind it."""
+    with contextlib.suppress(KeyboardInterrupt):
+        yield
+
+
 def until(minutes: float | None) -> Callable[[], bool]:
     """Returns what says whether there is time left; None is for ever.
 

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.reliability.campaign import heed_signals, parser, until
+from experiments.reliability.campaign import ended_by_interrupt, heed_signals, parser, until
 from experiments.reliability.kills import ROOT, difference
 from experiments.speed import measure
 from jaxfl.files import PARTIAL
@@ -194,12 +194,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = options.parse_args(arguments)
     heed_signals()
     names, in_time = given.commands.split(","), until(given.minutes)
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         campaign = Campaign(given.seed, Path(name))
-        for index in range(given.count):
-            if not in_time():
-                break
-            campaign.case(names[index % len(names)])
+        with ended_by_interrupt():
+            for index in range(given.count):
+                if not in_time():
+                    break
+                campaign.case(names[index % len(names)])
     measure.write(
         {
             "campaign": "disks",

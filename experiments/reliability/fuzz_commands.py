@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-from experiments.reliability.campaign import parser, until, within
+from experiments.reliability.campaign import ended_by_interrupt, parser, until, within
 from experiments.reliability.command_lines import line, write_files
 from experiments.speed import measure
 
@@ -216,12 +216,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     findings, more = [], until(given.minutes)
     with tempfile.TemporaryDirectory() as name:
         prepare(Path(name))
-        for outcome in campaign(given.seed, given.first, given.count, given.full, Path(name), more):
-            kinds[outcome.kind] += 1
-            if outcome.is_finding:
-                findings.append(outcome._asdict())
-                words = shlex.join(outcome.words)
-                print(f"{outcome.index}: {outcome.kind}\n  jaxfl {words}\n  {outcome.told}", flush=True)
+        with ended_by_interrupt():
+            for outcome in campaign(given.seed, given.first, given.count, given.full, Path(name), more):
+                kinds[outcome.kind] += 1
+                if outcome.is_finding:
+                    findings.append(outcome._asdict())
+                    words = shlex.join(outcome.words)
+                    print(f"{outcome.index}: {outcome.kind}\n  jaxfl {words}\n  {outcome.told}", flush=True)
     record = {"campaign": "fuzz_commands", "seed": given.seed, "first": given.first, "lines": kinds.total()}
     measure.write({**record, "kinds": dict(kinds.most_common()), "findings": findings}, given.out)
     return int(bool(findings))

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.reliability.campaign import parser, until, within
+from experiments.reliability.campaign import ended_by_interrupt, parser, until, within
 from experiments.reliability.damaged_files import (
     IDENTITY,
     STATE,
@@ -236,7 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = options.parse_args(arguments)
     names, findings = given.kinds.split(","), []
     kinds: dict[str, collections.Counter[str]] = {kind: collections.Counter() for kind in names}
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, ended_by_interrupt():
         for outcome in campaign(given.seed, given.first, given.count, names, Path(name), until(given.minutes)):
             kinds[outcome.kind][outcome.what if not outcome.is_finding else "findings"] += 1
             if outcome.is_finding:

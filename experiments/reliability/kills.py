@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.reliability.campaign import heed_signals, parser, until
+from experiments.reliability.campaign import ended_by_interrupt, heed_signals, parser, until
 from experiments.speed import measure
 from jaxfl.cli.signals import exit_status
 from jaxfl.methods import METHODS
@@ -253,11 +253,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--jobs", type=int, help="jobs; as many as the signals need if not given")
     given = options.parse_args(arguments)
     heed_signals()
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         campaign, index = Campaign(given.seed, given.count, Path(name), until(given.minutes)), given.first
-        while campaign.more() and (given.jobs is None or index < given.first + given.jobs):
-            campaign.job(words(given.seed, index), index)
-            index += 1
+        with ended_by_interrupt():
+            while campaign.more() and (given.jobs is None or index < given.first + given.jobs):
+                campaign.job(words(given.seed, index), index)
+                index += 1
     measure.write(
         {
             "campaign": "kills",

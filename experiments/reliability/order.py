@@ -27,7 +27,7 @@ import numpy as np
 import optax
 
 import jaxfl
-from experiments.reliability.campaign import heed_signals, parser, until
+from experiments.reliability.campaign import ended_by_interrupt, heed_signals, parser, until
 from experiments.speed import measure
 from jaxfl.methods import METHODS, Method
 from jaxfl.simulation.progress import Progress
@@ -152,12 +152,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if max(devices) > len(jax.devices()):
         raise SystemExit(f"devices must be at most {len(jax.devices())}, got {max(devices)}; set XLA_FLAGS.")
     runs, findings, more = {}, [], until(given.minutes)
-    for name in given.methods.split(","):
-        if not more():
-            break
-        runs[name], found = check(name, given.seed, list(plans(devices, given.chunks.split(","))), more)
-        print(name, f"{runs[name]} runs", *found, sep="\n  ", flush=True)
-        findings += found
+    with ended_by_interrupt():
+        for name in given.methods.split(","):
+            if not more():
+                break
+            runs[name], found = check(name, given.seed, list(plans(devices, given.chunks.split(","))), more)
+            print(name, f"{runs[name]} runs", *found, sep="\n  ", flush=True)
+            findings += found
     record = {"campaign": "order", "seed": given.seed, "runs": sum(runs.values())}
     measure.write({**record, "methods": runs, "findings": findings}, given.out)
     return int(bool(findings))

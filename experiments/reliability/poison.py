@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxfl
-from experiments.reliability.campaign import parser, until
+from experiments.reliability.campaign import ended_by_interrupt, parser, until
 from experiments.reliability.settings import CLIENTS, Setting, setting
 from experiments.speed import measure
 from jaxfl import tree
@@ -180,12 +180,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     methods: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     names, findings = given.methods.split(","), []
     warnings.simplefilter("ignore")  # of rounds in which slots double
-    for outcome in campaign(given.seed, given.first, given.count, names, until(given.minutes)):
-        name = outcome.setting.split()[0]
-        methods[name]["findings" if outcome.is_finding else outcome.what] += 1
-        if outcome.is_finding:
-            findings.append(outcome._asdict())
-            print(f"{outcome.index}: {outcome.setting}; {outcome.sick}\n  {outcome.what}", flush=True)
+    with ended_by_interrupt():
+        for outcome in campaign(given.seed, given.first, given.count, names, until(given.minutes)):
+            name = outcome.setting.split()[0]
+            methods[name]["findings" if outcome.is_finding else outcome.what] += 1
+            if outcome.is_finding:
+                findings.append(outcome._asdict())
+                print(f"{outcome.index}: {outcome.setting}; {outcome.sick}\n  {outcome.what}", flush=True)
     cases = sum(sum(counts.values()) for counts in methods.values())
     record = {"campaign": "poison", "seed": given.seed, "first": given.first, "cases": cases}
     measure.write({**record, "methods": methods, "findings": findings}, given.out)

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jaxfl
-from experiments.reliability.campaign import parser, until
+from experiments.reliability.campaign import ended_by_interrupt, parser, until
 from experiments.speed import measure
 from jaxfl.cli.compare import compare_runs
 from jaxfl.text import FORMULA_STARTS, printable
@@ -231,11 +231,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.simplefilter("ignore")
     kinds: collections.Counter[str] = collections.Counter()
     findings = []
-    for outcome in campaign(given.seed, given.first, given.count, until(given.minutes)):
-        kinds["findings" if outcome.is_finding else outcome.what] += 1
-        if outcome.is_finding:
-            findings.append(outcome._asdict())
-            print(f"{outcome.index}, {outcome.trick}: {outcome.what}", flush=True)
+    with ended_by_interrupt():
+        for outcome in campaign(given.seed, given.first, given.count, until(given.minutes)):
+            kinds["findings" if outcome.is_finding else outcome.what] += 1
+            if outcome.is_finding:
+                findings.append(outcome._asdict())
+                print(f"{outcome.index}, {outcome.trick}: {outcome.what}", flush=True)
     record = {"campaign": "strangers", "seed": given.seed, "first": given.first, "folders": kinds.total()}
     measure.write({**record, "kinds": kinds, "findings": findings}, given.out)
     return int(bool(findings))

@@ -3,13 +3,25 @@
 import gc
 import json
 import signal
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.reliability import arrays, disks, fuzz_files, kills, order, poison, settings, soak, strangers
+from experiments.reliability import (
+    arrays,
+    disks,
+    fuzz_commands,
+    fuzz_files,
+    kills,
+    order,
+    poison,
+    settings,
+    soak,
+    strangers,
+)
 from experiments.reliability.campaign import heed_signals, until
 
 pytestmark = pytest.mark.rotating("function", weeks=3)
@@ -150,6 +162,20 @@ def test_a_campaign_writes_a_line(module, words, what, tmp_path, capsys):
     assert [(record["campaign"], record["seed"], record[what]) for record in records] == [
         (module.__name__.rsplit(".")[-1], 3, 0)
     ] * 2
+
+
+@pytest.mark.parametrize(
+    ("module", "what"), [(strangers, "folders"), (poison, "cases"), (fuzz_files, "files"), (fuzz_commands, "lines")]
+)
+def test_an_interrupted_campaign_writes_what_it_has_done(module, what, tmp_path, monkeypatch):
+    def interrupted(*_):
+        yield SimpleNamespace(is_finding=False, what="loaded", kind="run", setting="local of", index=0)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "campaign", interrupted)
+    monkeypatch.setattr(fuzz_commands, "prepare", lambda folder: None)
+    assert module.main(["--out", str(tmp_path / "lines.jsonl")]) == 0
+    assert json.loads((tmp_path / "lines.jsonl").read_text())[what] == 1
 
 
 TERM, KILL = signal.SIGTERM, signal.SIGKILL
