@@ -171,6 +171,7 @@ class MLP(nn.Module):
 
 LARGEST_FLAT = 28 * 28  # pixels of a colour image that dense layers take: MNIST's
 LARGEST_SIDE = 8  # of what the convolutions leave
+WIDEST_FLAT = 8192  # numbers of a row, with more of which 2048 units would have 17 million weights and more
 
 
 class AutoNetwork(nn.Module):
@@ -185,7 +186,8 @@ class AutoNetwork(nn.Module):
 
     Attributes:
         num_classes: number of logits, or of the targets of a regression.
-        hidden: widths of the hidden dense layers; None is 128 behind convolutions, and 2048 otherwise.
+        hidden: widths of the hidden dense layers; None is 128 behind convolutions and for rows of more than 8,192
+            numbers, and 2048 otherwise.
 
     >>> from jax import numpy as jnp
     >>> def layers(*shape):
@@ -212,6 +214,7 @@ class AutoNetwork(nn.Module):
                 outputs = nn.relu(max_pool(Conv(channels, (3, 3), "SAME", he, zeros)(outputs), padding="SAME"))
                 channels = 64
         outputs = as_vectors(outputs)
+        usual = 128 if outputs.shape[1] > WIDEST_FLAT else usual
         for width in check_sizes("hidden", usual if self.hidden is None else self.hidden):
             outputs = nn.relu(Dense(width)(outputs))
         return Dense(self.num_classes)(outputs)

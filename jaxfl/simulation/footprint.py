@@ -48,7 +48,9 @@ class Footprint(NamedTuple):
         free: bytes that are free in the host's memory; None where the system does not say.
         seeds: that are trained in one program; `state` and `working` are those of all that a device has.
         disk: bytes of the folder of a run with checkpoints, at most: those of the newest checkpoint, of the one before,
-            and of the next one while it is written, `rows.bin` included. Slots that were never used take none.
+            and of the next one while it is written, `rows.bin` included. Slots that were never used take none; those of
+            a method that `grows` may become more. Tables and pictures are beside it.
+        grows: whether the method may double its slots, and thereby the state's models.
     """
 
     data: int
@@ -65,6 +67,7 @@ class Footprint(NamedTuple):
     free: int | None = None
     seeds: int = 1
     disk: int = 0
+    grows: bool = False
 
     @property
     def devices(self) -> int:
@@ -86,10 +89,12 @@ class Footprint(NamedTuple):
         lines |= {} if self.free is None or jax.default_backend() == "cpu" else {"host free": self.free}
         lines |= {"rows.bin": self.file} if self.file else {}
         lines |= {"disk": self.disk} if self.disk else {}
+        most = "until slots are doubled" if self.grows else "at most"
         notes = {
+            "state": "more once slots are doubled" if self.grows else "",
             "host": "on the host: what is not resident",
             "rows.bin": "on disk, once all clients have trained",
-            "disk": f"at most, in the folder of {'each seed' if self.seeds > 1 else 'the run'}: three checkpoints",
+            "disk": f"{most}, in the folder of {'each seed' if self.seeds > 1 else 'the run'}: three checkpoints",
         }
         table = [
             f"{name:<10} {value / 1e6:>12,.1f} MB    {notes.get(name, '')}".rstrip() for name, value in lines.items()
@@ -169,6 +174,7 @@ def footprint(
         program.host_bytes(),
         count,
         3 * tree.num_bytes(prepared.shapes),
+        method.grow is not None,
     )
 
 

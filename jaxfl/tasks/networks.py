@@ -83,6 +83,8 @@ def network_task(
             check_products(apply, model, example, key)
     if shape is not None and outputs.shape != (1, *shape):
         axes = "flatten a row, x.reshape(len(x), -1), and keep the axis of outputs"
+        if data.kind == "next_token":
+            axes = "take a network of sequences, such as char-rnn or transformer"
         remedy = f"set num_classes={data.num_classes}" if len(outputs.shape) == 1 + len(shape) else axes
         raise ValueError(
             f"module must return {what} of {data.name}, got outputs of shape {outputs.shape} for one row; {remedy}."

@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -56,3 +57,20 @@ def test_a_run_of_before_goes_on_with_the_network_that_it_began_with(own, tmp_pa
         run_named("fedavg", "iid-npz", **on)
     result = run_named("fedavg", "iid-npz", hidden=4, **on)
     assert next(iter(result.state.model)) == "Dense_0" and result.summary["options"]["model"] == "mlp"
+
+
+@pytest.mark.parametrize(
+    ("shape", "width"), [((64, 128), 2048), ((91, 91), 128), ((60_000,), 128), ((8, 40, 40, 3), 128)]
+)
+def test_wide_rows_get_a_narrow_network(shape, width):
+    """Images without an axis of channels, films and long rows: 256 x 256 pixels and 2048 units are 134 million."""
+    init = AutoNetwork(num_classes=2).init
+    shapes = jax.eval_shape(init, jax.random.key(0), np.zeros((1, *shape), np.float32))["params"]
+    assert shapes["Dense_0"]["kernel"].shape == (np.prod(shape), width)
+
+
+def test_tokens_to_predict_need_a_network_of_sequences(tmp_path):
+    tokens = np.random.default_rng(0).integers(0, 9, (24, 5))
+    np.savez(tmp_path / "own.npz", x=tokens[:, :-1], y=tokens[:, 1:])
+    with pytest.raises(ValueError, match=mentions("char-rnn", "transformer")):
+        run_named("fedavg", "iid-npz", data_dir=tmp_path / "own.npz", **FEW)
