@@ -66,7 +66,7 @@ class Adapted(nn.Module):
         self.turned = turned
 
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
-        return weight + self.turned(self.down @ self.up)
+        return weight + self.turned(self.down @ self.up).contiguous()  # or images lie otherwise behind it
 
 
 def network(layers: list[list[Any]], model: dict[str, Any], shape: tuple[int, ...]) -> nn.Module:
