@@ -8,7 +8,7 @@ resumes and streams as every method does.
 >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
 >>> task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
 >>> channel = jaxfl.wire.chain(jaxfl.wire.top_k(0.01), jaxfl.wire.qsgd(8), jaxfl.wire.clip(1.0))
->>> method = jaxfl.wired(jaxfl.methods.ifca(task, optax.sgd(0.1), num_clusters=4), channel=channel)
+>>> method = jaxfl.wired(jaxfl.methods.fedavg(task, optax.sgd(0.1)), channel=channel)
 >>> jaxfl.run(method, data, rounds=1, cohort=4, seed=0).history.column("bytes_up")
 [79.0]
 """

@@ -45,6 +45,7 @@ def test_centred_clipping_starts_from_nothing():
     np.testing.assert_allclose(found, (2.16854, 1.80239), rtol=5e-6)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("name", ALL)
 def test_order_changes_nothing_and_one_member_is_itself(name, key):
     points = jax.random.normal(key, (12, 5))
@@ -59,6 +60,7 @@ def test_order_changes_nothing_and_one_member_is_itself(name, key):
     np.testing.assert_array_equal(found[3], np.zeros(5))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("name", ALL)
 def test_a_minority_that_is_far_away_moves_little(name, key):
     """A fifth of one cluster at 1e6 and more."""

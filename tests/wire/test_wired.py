@@ -49,7 +49,7 @@ def scaled(name):
     return jax.jit(method.init), jax.jit(round), method
 
 
-@pytest.mark.rotating
+@pytest.mark.rotating(weeks=16)
 @pytest.mark.parametrize("name", WIRED)
 def test_the_wire_has_the_update_of_every_method(name, key):
     """Without updates the server's models stay, which finds a missing `start`; with all of them nothing changes."""
@@ -151,7 +151,7 @@ def sent_update(link, setting, number, client, update):
     return {name: part.reshape(update[name].shape) for name, part in zip(names, parts, strict=True)}
 
 
-@pytest.mark.rotating
+@pytest.mark.rotating(weeks=16)
 @pytest.mark.parametrize("link", LINKS)
 @pytest.mark.parametrize("name", LOOPS)
 def test_every_round_is_the_loop_with_the_link(name, link, key, monkeypatch):
@@ -196,6 +196,7 @@ def test_the_mean_of_what_is_collected_is_the_streamed_mean(name, key):
     assert info.bytes_up == plain.bytes_up
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("name", WIRED)
 def test_every_round_tells_its_smallest_sum(name, key):
     """Traced, and not compiled: a pass inside a branch or a loop would fail."""
@@ -253,7 +254,7 @@ FACTORIES = {
 }
 
 
-@pytest.mark.rotating
+@pytest.mark.rotating(weeks=16)
 @pytest.mark.parametrize(
     "law", ["chunks", "devices", "padding rows", "cohort order", "cuts", "sick client", "rows per client"]
 )
