@@ -79,6 +79,11 @@ def cohort_size(cohort: int | float, data: FederatedData) -> int:
         available = max(available, int(takes_part.sum()))
         if np.asarray(now.train.size)[takes_part].any():
             continue
+        if not takes_part.any():
+            raise ValueError(
+                f"held_out must leave clients to train, got all {now.num_clients} held out or absent; it can "
+                "be tested alone, by result.evaluate."
+            )
         raise ValueError(
             f"data must have training rows, got none of the {available} clients that take part; give some in train."
         )

@@ -362,3 +362,8 @@ def test_the_plan_is_the_run_s_whatever_a_sampler_passes_on():
 
     cohort = sampling.draw_cohort(mine, jax.random.key(0), jnp.int32(0), clustered_linear(4), 3, Plan(chunk=2))
     assert cohort.plan == Plan(chunk=2)
+
+
+def test_a_federation_of_held_out_clients_alone_is_refused_by_name():
+    with pytest.raises(ValueError, match=mentions("held_out", "all 10", "result.evaluate")):
+        cohort_size(2, replace(DATA, held_out=np.ones(10, bool)))
