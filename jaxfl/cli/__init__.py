@@ -15,4 +15,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app.main(arguments)
     except SystemExit as ended:
+        signals.ignore_notices()
         sys.exit(streams.exit_status(ended.code))

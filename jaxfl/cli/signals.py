@@ -39,6 +39,15 @@ def install() -> None:
     threading.Thread(target=_watch_signals, args=(reader,), name="signals", daemon=True).start()
 
 
+def ignore_notices() -> None:
+    """Ignores the signals that announce an end, where the command has ended: its exit status stands.
+
+    Python gives its own handlers back before the process is gone, and the signal would end it with another status.
+    """
+    for number in interrupts.NOTICES:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def set_exit_note(note: str) -> None:
     """Sets the text after the word "interrupted" where the process ends at once: what is saved."""
     global _exit_note
