@@ -122,4 +122,5 @@ def prototypes(num_clients: int, rows: int, shape: tuple[int, ...], num_classes:
     inputs = centre[labels] + rng.integers(0, 128, (pool, *shape), np.uint8)
     owned = rng.integers(0, pool, (num_clients, rows))
     nothing = [np.zeros(0, int)] * num_clients
-    return federate(inputs, labels, list(owned), nothing, num_classes=num_classes, mean=127.0, std=64.0, **options)
+    options = {"num_classes": num_classes, "mean": 127.0, "std": 64.0, "check_repeats": False, **options}
+    return federate(inputs, labels, list(owned), nothing, **options)

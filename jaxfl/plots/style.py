@@ -220,7 +220,7 @@ def _figure_type() -> "type[Figure]":
             layout = self.get_layout_engine()
             with warnings.catch_warnings():  # of a letter that the font lacks a box is drawn
                 warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
-                if self.canvas.is_saving() and isinstance(layout, ConstrainedLayoutEngine):
+                if self.canvas.is_saving() and isinstance(layout, ConstrainedLayoutEngine) and self.axes:
                     layout.execute(self)  # matplotlib asks for no more, and draws again without a layout for the file
                 else:
                     super().draw(renderer)

@@ -516,7 +516,7 @@ def test_runs_on_other_files_are_other_settings(tmp_path):
 
 def test_runs_of_one_seed_are_refused(runs):
     same = finished.read_runs([runs])[0]["fedavg"][:1]
-    with pytest.raises(ValueError, match=mentions("settings", "seeds", "[0, 0]")):
+    with pytest.raises(ValueError, match=mentions("seed-0", "twice", "seed 0")):
         compare({"twice": same * 2})
 
 

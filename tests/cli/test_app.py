@@ -322,7 +322,7 @@ def test_a_run_whose_tested_clients_do_not_count_says_so(tmp_path):
     generator = np.random.default_rng(0)
     rows = {"x": generator.normal(size=(40, 3)).astype(np.float32), "y": np.arange(40) % 2}
     rows |= {"client": np.repeat(["ann", "bob", "cid", "dot"], 10), "test_client": np.repeat(["eve", "fay"], 5)}
-    np.savez(tmp_path / "a.npz", **rows, test_x=rows["x"][:10], test_y=rows["y"][:10])
+    np.savez(tmp_path / "a.npz", **rows, test_x=1 - rows["x"][:10], test_y=rows["y"][:10])
     words = ["--data", "npz", "--data-dir", tmp_path / "a.npz", "--set", "test_share=none", "--set", "model=logistic"]
     result = jaxfl("run", "fedavg", *words, "--rounds", 2, "--html", "--out", tmp_path / "run")
     assert result.exit_code == 0, result.output

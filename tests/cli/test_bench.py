@@ -99,7 +99,7 @@ def test_a_workload_that_fails_is_told_and_the_others_go_on(tmp_path, monkeypatc
 
 
 def test_bad_workloads_are_refused():
-    assert re.search(mentions("workload", "w9"), jaxfl("w1", "w9").stderr)
+    assert re.search(mentions("workload", "w99"), jaxfl("w1", "w99").stderr)
     assert re.search(mentions("rounds", 0), jaxfl("w1", "--rounds", "0").stderr)
     assert re.search(mentions("clients", "many"), jaxfl("w1", "--clients", "many").stderr)
     assert jaxfl("--help").exit_code == 0

@@ -77,7 +77,7 @@ def test_mapped_digits_are_the_runs_one_after_the_other():
     ("name", "options", "plan"),
     [
         ("ditto", {}, "auto"),
-        ("stocfl", {"threshold": 0.9, "preset": "official"}, Plan(chunk=3)),
+        pytest.param("stocfl", {"threshold": 0.9, "preset": "official"}, Plan(chunk=3), marks=pytest.mark.slow),
     ],
 )
 def test_mapped_with_other_methods_plans_and_samplers(name, options, plan):

@@ -146,6 +146,7 @@ def test_the_command_makes_them_one_run_whose_first_process_writes_and_speaks(pa
     assert told[0]["called"] > 0 == told[1]["called"]
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_stops_both_and_any_number_goes_on(pair):
     told, _, folder = pair
     assert [one["stopped"] for one in told] == [[3, 3, signal.SIGINT]] * 2
