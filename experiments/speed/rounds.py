@@ -256,7 +256,7 @@ def multiplications(
             found.append(int(np.prod([*lengths, *kernel])))
             size = (*lengths, kernel[-1])
         elif kind == "attention":
-            length, width = size
+            length, width = size[0], size[-1]
             found += [length * int(np.prod(model[f"{given[0]}/{part}"]["kernel"].shape)) for part in peers.ATTENTION]
             found.append(2 * length * length * width)
         elif kind == "residual":
@@ -266,7 +266,7 @@ def multiplications(
         elif kind == "embed":
             size = (*size, model[given[0]]["embedding"].shape[1])
         elif kind == "pool":
-            size = (size[0] // 2, size[1] // 2, size[2])
+            size = (*(side // 2 for side in size[:2]), size[-1])
         elif kind == "mean":
             size = size[-1:]
         elif kind == "flatten":

@@ -127,8 +127,8 @@ class EarlyStopping:
         if not records:
             return False
         *earlier, last = records
-        last = {name: math.nan if one is None else one for name, one in last.items()}  # null in JSON is not finite
-        return self(Event(last["round"], 0, 0, math.nan, math.nan, last, lower=lower, earlier=earlier))
+        record = {name: math.nan if one is None else one for name, one in last.items()}  # null in JSON is not finite
+        return self(Event(last["round"], 0, 0, math.nan, math.nan, record, lower=lower, earlier=earlier))
 
     def __exit__(self, *reason: object) -> None:
         """Clears the values of the run."""
