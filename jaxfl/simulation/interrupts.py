@@ -102,7 +102,8 @@ class Deferred:
             self._before = {number: handler for number, handler in before.items() if _may_take(number, handler)}
             for number in self._before:
                 signal.signal(number, self._note)
-            self._outer, _active = _active, self
+            around = _active is not None and _active._note in before.values()  # and not one that is being answered
+            self._outer, _active = _active if around else None, self
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -44,6 +44,16 @@ def test_a_second_signal_is_at_once():
     assert raised.type is KeyboardInterrupt and handlers() == before
 
 
+def test_one_that_was_answered_is_around_no_other():
+    with pytest.raises(Stopped), deferred() as signals:
+        signals.at_stake = True
+        signal.raise_signal(signal.SIGINT)
+    assert interrupts.at_stake(), "until the process has ended, or another run begins"
+    with deferred():
+        assert not interrupts.at_stake()
+    assert not interrupts.at_stake()
+
+
 def test_a_signal_to_another_process_is_not_the_first_of_two():
     with pytest.raises(KeyboardInterrupt, match=mentions("round 2 of 6")) as raised, deferred() as signals:
         signals.hear(signal.SIGINT)
