@@ -202,7 +202,7 @@ def write_picture(figure: "Figure", path: Path, *, dpi: int, command: str) -> No
 
 def import_matplotlib() -> None:
     """Imports what draws and writes figures; the first time on a machine, matplotlib then looks for fonts."""
-    import matplotlib.backends.backend_agg  # noqa: F401
+    import matplotlib.backends.backend_agg  # noqa: F401 (to have it imported is the purpose)
 
     _figure_type()
 

@@ -205,7 +205,7 @@ def exit_callbacks(callbacks: Sequence[Callback]) -> contextlib.ExitStack:
 class TrainedRun:
     """A run with trained models: `Result` of `jaxfl.run` and `LoadedRun` of `jaxfl.load`.
 
-    A subclass defines the properties; the methods use the models.
+    A subclass defines the properties, which are not implemented here; the methods use the models.
     """
 
     __slots__ = ()
