@@ -77,9 +77,10 @@ def client_work(fn: Callable[..., tuple], shared: Any, *example: Any) -> ClientW
     return ClientWork(work, shapes[0], [], []) if found is None or not found.places else found
 
 
-def _in_coordinates(fn: Callable[..., tuple], shared: Any, *example: Any) -> ClientWork:
+def _in_coordinates(fn: jax.stages.Wrapped, shared: Any, *example: Any) -> ClientWork:
     """Returns a client's work without the kernels that its program makes from coordinates and only adds up."""
-    program, shapes = jax.make_jaxpr(fn, return_shape=True)(shared, *example)
+    traced = fn.trace(shared, *example)  # and not make_jaxpr, whose program is one call of it with jax 0.12
+    program, shapes = traced.jaxpr, traced.out_info
     jaxpr, structure = program.jaxpr, jax.tree.structure(shapes)
     arguments = dict(zip(jaxpr.invars, jax.tree.leaves(shared), strict=False))  # what is shared comes first
     made = {
