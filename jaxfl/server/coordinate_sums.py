@@ -66,21 +66,28 @@ def client_work(fn: Callable[..., tuple], shared: Any, *example: Any) -> ClientW
         shared: given to all clients; W_j must be among it.
         *example: given to one client.
     """
-
-    # traced once, for its shapes and for the clients; a new function, so that all is decided anew for this work
-    work = jax.jit(lambda *given: fn(*given), inline=True)
     with coordinates.decisions() as decided:
-        shapes = jax.eval_shape(work, shared, *example)
-        summed = any(one.num_clusters == 1 for one in contributions(shapes[0]))
-        found = _in_coordinates(work, shared, *example) if summed and coordinates.USED in decided else None
+        # traced once, for its shapes and for the clients; a new function, so that all is decided anew for this work
+        program, shapes = jax.make_jaxpr(lambda *given: fn(*given), return_shape=True)(shared, *example)
+        summed = coordinates.USED in decided and any(one.num_clusters == 1 for one in contributions(shapes[0]))
+        found = _in_coordinates(program, shapes, shared) if summed else None
     coordinates.report(decided)  # nothing is decided again
-    return ClientWork(work, shapes[0], [], []) if found is None or not found.places else found
+    if found is not None and found.places:
+        return found
+    evaluate, structure = core.jaxpr_as_fun(program), jax.tree.structure(shapes)
+    return ClientWork(
+        lambda *given: jax.tree.unflatten(structure, evaluate(*jax.tree.leaves(given))), shapes[0], [], []
+    )
 
 
-def _in_coordinates(fn: jax.stages.Wrapped, shared: Any, *example: Any) -> ClientWork:
-    """Returns a client's work without the kernels that its program makes from coordinates and only adds up."""
-    traced = fn.trace(shared, *example)  # and not make_jaxpr, whose program is one call of it with jax 0.12
-    program, shapes = traced.jaxpr, traced.out_info
+def _in_coordinates(program: core.ClosedJaxpr, shapes: tuple, shared: Any) -> ClientWork:
+    """Returns a client's work without the kernels that its program makes from coordinates and only adds up.
+
+    Args:
+        program: of the client function.
+        shapes: of its results.
+        shared: its first argument.
+    """
     jaxpr, structure = program.jaxpr, jax.tree.structure(shapes)
     arguments = dict(zip(jaxpr.invars, jax.tree.leaves(shared), strict=False))  # what is shared comes first
     made = {

@@ -103,6 +103,16 @@ def test_where_more_is_made_of_a_kernel_it_is_there(changes, key):
     assert coordinate_sums.client_work(client, shared, jnp.int32(0)).places == []
 
 
+def test_a_rate_that_is_an_argument_is_no_argument_of_the_client(key):
+    def total(rate):
+        client, shared = work(federation(), optax.sgd(rate), key)
+        assert coordinate_sums.client_work(client, shared, jnp.int32(0)).places == [(0, 1)]
+        return summed(client, shared, 1)[0]
+
+    for one, other in zip(jax.tree.leaves(jax.jit(total)(0.2)), jax.tree.leaves(total(0.2)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12)
+
+
 def test_what_an_attacker_sends_is_no_sum_of_factors(key):
     client, shared = work(conditions.attack(federation(), "sign-flip", 0.4), optax.sgd(0.2), key)
     assert coordinate_sums.client_work(client, shared, jnp.int32(0)).places == []
