@@ -60,11 +60,14 @@ class Cohort:
         ids: client ids `[C]`, int32.
         mask: False on padding `[C]`; a padded entry changes nothing.
         plan: the chunk and the devices.
+        expected: of Poisson sampling, the expected number of clients `[]` float32; None where the mask has as many as
+            were to be drawn.
     """
 
     ids: Array
     mask: Array
     plan: Plan = struct.field(pytree_node=False, default=Plan())
+    expected: Array | None = None
 
     @classmethod
     def of(cls, ids: Sequence[int] | Array, plan: Plan = Plan()) -> "Cohort":

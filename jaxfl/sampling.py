@@ -2,7 +2,8 @@
 
 A sampler is `(root key, round, data, size, plan) -> Cohort`; `jaxfl.run(..., sampler=...)` takes any. It returns `size`
 distinct clients, none of them held out where there are as many; those whose mask is False change nothing (they are
-padding), and a round without any client changes nothing but the number of the round. `uniform` is the usual one.
+padding), and a round without any client changes nothing but the number of the round. `uniform` is the usual one,
+`poisson` that of differential privacy.
 
 >>> import jaxfl
 >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
@@ -14,7 +15,7 @@ padding), and a round without any client changes nothing but the number of the r
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,9 +29,25 @@ from jaxfl.schema import checked, is_known, is_zero
 from jaxfl.typing import AnyArray, Array, Key
 
 MOST_DRAWS = 1 << 16  # clients above which a lot for each of them would take longer than many a round
+LOT_BITS = 31  # of a lot of Poisson sampling
+OVERFLOW = 1e-6  # probability that a round of Poisson sampling draws more clients than the default capacity
 
 Sampler = Callable[[Key, Array, FederatedData, int, Plan], Cohort]
 Pattern = Literal["always", "diurnal", "random"]
+
+
+class PoissonSampling(NamedTuple):
+    """The numbers of Poisson sampling in a run.
+
+    Attributes:
+        probability: q, of each client in each round.
+        capacity: most clients of a round.
+        population: N, the clients that take part; where clients arrive or leave, the most at a time.
+    """
+
+    probability: float
+    capacity: int
+    population: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +58,16 @@ class NamedSampler:
         name: in the identity of a run, see `sampler_name`.
         draw: the function.
         hyperparameters: the numbers that compiled programs take as an argument; None makes them constants.
+        bind: `(size, population) -> sampler`, the sampler of a run with `size` clients in a round, of as many that take
+            part; None of one that is the same in all runs.
+        poisson: the numbers of Poisson sampling, of one that is bound; None of others.
     """
 
     name: str
     draw: Sampler
     hyperparameters: Any = None
+    bind: Callable[[int, int], "NamedSampler"] | None = None
+    poisson: PoissonSampling | None = None
 
     def __call__(self, root: Key, round: Array, data: FederatedData, size: int, plan: Plan = Plan()) -> Cohort:
         """Returns the cohort of a round."""
@@ -100,6 +122,31 @@ def cohort_size(cohort: int | float, data: FederatedData) -> int:
     if not 0 < cohort <= 1:
         raise ValueError(f"cohort must be a share in (0, 1], got {cohort}; {remedy}.")
     return max(1, round(cohort * available))
+
+
+def cohorts_of(sampler: Sampler, cohort: int | float, data: FederatedData) -> tuple[Sampler, int]:
+    """Returns the sampler of a run, and the number of places in its cohorts, which are `cohort_size` or more.
+
+    Args:
+        sampler: that was given.
+        cohort: as for `cohort_size`; of Poisson sampling, the expected number or share.
+        data: the federation.
+
+    Raises:
+        ValueError: as `cohort_size`, or `sampling.poisson` has a probability beside a cohort.
+
+    >>> import jaxfl
+    >>> data = jaxfl.data.load("rotated-digits", num_clients=40, rows_per_client=20)
+    >>> sampler, places = cohorts_of(poisson(), 0.1, data)
+    >>> sampler_name(sampler), places
+    ('poisson(0.1, capacity=15)', 15)
+    """
+    size = cohort_size(cohort, data)
+    bind = getattr(sampler, "bind", None)
+    if bind is None:
+        return sampler, size
+    bound = bind(size, cohort_size(1.0, data))
+    return bound, bound.poisson.capacity
 
 
 def check_sampler(sampler: object) -> None:
@@ -193,6 +240,104 @@ def draw_cohort(
 
 
 @checked
+def poisson(probability: float | None = None, capacity: int | None = None) -> NamedSampler:
+    """Returns the sampler that draws each client by itself with the same probability (Poisson sampling).
+
+    The sampling that accountants of differential privacy assume, see `jaxfl.Privacy`. A cohort has `capacity` places:
+    where more clients are drawn, a random subset of them takes part; where fewer are, the rest is padding, which is
+    computed and thrown away. The numbers of clients in a round are binomial.
+
+    Args:
+        probability: q; None is the cohort of the run, divided by the clients that take part. Given, the cohort of the
+            run must be left out, or be q N.
+        capacity: most clients of a round; None is the least number that a round exceeds with a probability of at most
+            1e-6. For q N = 100 of 1,000 clients it is 148.
+
+    Raises:
+        ValueError: the probability or the capacity is out of range.
+    """
+    if probability is not None and not 0 < probability <= 1:
+        raise ValueError(f"probability must be above 0 and at most 1, got {probability}; 0.1 draws a tenth.")
+    if capacity is not None and capacity < 1:
+        raise ValueError(f"capacity must be at least 1, got {capacity}; None exceeds it in one of a million rounds.")
+
+    def draw(root: Key, round: Array, data: FederatedData, size: int, plan: Plan = Plan()) -> Cohort:
+        if probability is None:
+            raise ValueError("probability must be given where no run binds the sampler, got None; poisson(0.1) is one.")
+        return draw_poisson(probability, root, round, data, min(size, capacity or size), size, plan)
+
+    def bind(size: int, population: int) -> NamedSampler:
+        if probability is not None and size not in (population, round(probability * population)):
+            raise ValueError(
+                f"cohort must be left out with sampling.poisson({probability}), which draws "
+                f"{probability * population:g} of {population} clients, got {size}; or give poisson() no probability."
+            )
+        q = size / population if probability is None else probability
+        most = min(population, capacity or poisson_capacity(q, population))
+        if size > most and probability is None:
+            raise ValueError(
+                f"capacity must be at least the cohort ({size}), got {capacity}; lower cohort, or leave it out."
+            )
+        return _bound_poisson(PoissonSampling(q, most, population))
+
+    chosen = [] if probability is None else [str(probability)]
+    chosen += [] if capacity is None else [f"capacity={capacity}"]
+    return NamedSampler(f"poisson({', '.join(chosen)})", draw, bind=bind)
+
+
+@functools.lru_cache(64)  # equal samplers share programs
+def _bound_poisson(numbers: PoissonSampling) -> NamedSampler:
+    """Returns the Poisson sampler of a run."""
+    q, capacity, _ = numbers
+
+    def draw(root: Key, round: Array, data: FederatedData, size: int, plan: Plan = Plan()) -> Cohort:
+        return draw_poisson(q, root, round, data, min(size, capacity), size, plan)
+
+    return NamedSampler(f"poisson({q:.6g}, capacity={capacity})", draw, poisson=numbers)
+
+
+def poisson_capacity(probability: float, population: int, overflow: float = OVERFLOW) -> int:
+    """Returns the least number of clients that a round of Poisson sampling exceeds with at most this probability.
+
+    >>> poisson_capacity(0.1, 1000), poisson_capacity(0.5, 10), poisson_capacity(1.0, 10)
+    (148, 10, 10)
+    """
+    from scipy.special import bdtrc
+
+    counts = np.arange(1, population + 1)
+    return int(counts[bdtrc(counts, population, probability) <= overflow][0])
+
+
+def draw_poisson(
+    probability: float, root: Key, round: Array, data: FederatedData, capacity: int, size: int, plan: Plan
+) -> Cohort:
+    """Returns the cohort of one round of Poisson sampling, in ascending order of id.
+
+    A client takes part if its lot, 31 random bits, is below q 2^31. Of more than `capacity` such clients those with
+    the lowest lots take part: they are a random subset.
+
+    Args:
+        probability: q.
+        root: the key of the run.
+        round: the round `[]`, from 0.
+        data: the federation; held-out clients are never drawn.
+        capacity: most clients that take part.
+        size: C, the places of the cohort.
+        plan: how the engine walks through the cohort.
+    """
+    bits = jax.random.bits(key_for(root, Stream.COHORT, round), (data.num_clients,), jnp.uint32)
+    lots = (bits >> (32 - LOT_BITS)).astype(jnp.int32)
+    highest = max(0, int(probability * 2**LOT_BITS + 0.5) - 1)
+    there = jnp.ones(data.num_clients, bool) if data.held_out is None else ~jnp.asarray(data.held_out)
+    drawn = (lots <= highest) & there
+    _, ids = jax.lax.top_k(jnp.where(drawn, -lots, jnp.iinfo(jnp.int32).min), size)
+    mask = drawn[ids] & (jnp.arange(size) < capacity)
+    order = jnp.argsort(ids)
+    expected = jnp.float32(probability) * there.sum(dtype=jnp.float32)
+    return dataclasses.replace(Cohort.of(ids[order], plan), mask=mask[order], expected=expected)
+
+
+@checked
 def dropouts(share: float, sampler: Sampler = uniform) -> Sampler:
     """Returns a sampler whose clients fail with a probability: they are sampled, and contribute nothing.
 
@@ -226,7 +371,10 @@ def dropouts(share: float, sampler: Sampler = uniform) -> Sampler:
 
         return dataclasses.replace(cohort, mask=cohort.mask & ~jax.vmap(fails)(cohort.ids))
 
-    return NamedSampler(f"dropouts({share}, {sampler_name(sampler)})", draw)
+    bind = getattr(sampler, "bind", None)
+    bound = None if bind is None else lambda size, population: dropouts(share, bind(size, population))
+    name, numbers = f"dropouts({share}, {sampler_name(sampler)})", getattr(sampler, "poisson", None)
+    return NamedSampler(name, draw, bind=bound, poisson=numbers)
 
 
 @checked

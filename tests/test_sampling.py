@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from scipy.stats import binom
 
 import jaxfl
 from jaxfl import sampling
@@ -19,7 +20,7 @@ from jaxfl.data.drift import drift
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.methods import fedavg
 from jaxfl.random import Stream, key_for
-from jaxfl.sampling import availability, cohort_size, draw_cohort, dropouts, sampler_name, uniform
+from jaxfl.sampling import availability, cohort_size, cohorts_of, draw_cohort, dropouts, poisson, sampler_name, uniform
 from tests.messages import mentions
 
 pytestmark = pytest.mark.rotating("function", weeks=3)
@@ -159,11 +160,13 @@ SAMPLERS = {
     "diurnal": availability("diurnal", period=10),
     "random": availability("random", lowest=0.2),
     "both": dropouts(0.4, availability("random")),
+    "poisson": poisson(0.3),
 }
 
 
 @pytest.mark.parametrize(
-    ("name", "size"), [("uniform", 3), ("uniform", 7), ("dropouts", 3), ("diurnal", 7), ("random", 3), ("both", 7)]
+    ("name", "size"),
+    [("uniform", 3), ("uniform", 7), ("dropouts", 3), ("diurnal", 7), ("random", 3), ("both", 7), ("poisson", 5)],
 )
 def test_every_sampler_draws_distinct_participants(name, size, key):
     ids, mask = drawn(SAMPLERS[name], key, size, HELD_OUT)
@@ -258,6 +261,12 @@ def test_random_availability_has_every_probability(key):
         (lambda: availability("diurnal", period=0), ("availability_period", 0)),
         (lambda: availability("diurnal", threshold=1), ("threshold", 1, -1)),
         (lambda: availability("random", lowest=1.5), ("lowest", 1.5)),
+        (lambda: poisson(0.0), ("probability", 0.0)),
+        (lambda: poisson(1.5), ("probability", 1.5)),
+        (lambda: poisson(0.1, capacity=0), ("capacity", 0)),
+        (lambda: cohorts_of(poisson(0.3), 4, DATA), ("cohort", 0.3, 4)),
+        (lambda: cohorts_of(poisson(capacity=3), 4, DATA), ("capacity", 4, 3)),
+        (lambda: poisson()(jax.random.key(0), jnp.int32(0), DATA, 4), ("probability", "None")),
     ],
 )
 def test_bad_samplers_are_named(make, message):
@@ -265,7 +274,59 @@ def test_bad_samplers_are_named(make, message):
         make()
 
 
+def test_poisson_sampling_draws_every_client_by_itself(key):
+    rounds, q = 4000, 0.3
+    ids, mask = drawn(poisson(q), key, 10, HELD_OUT, rounds)
+    member = np.zeros((rounds, 10))
+    np.put_along_axis(member, ids, mask, 1)
+    together = member.T @ member / rounds
+    assert not member[:, 7:].any()
+    # five standard deviations of a mean of that many draws
+    np.testing.assert_allclose(np.diag(together)[:7], q, atol=5 * np.sqrt(q * (1 - q) / rounds))
+    pairs = together[:7, :7][~np.eye(7, dtype=bool)]
+    np.testing.assert_allclose(pairs, q**2, atol=5 * np.sqrt(q**2 * (1 - q**2) / rounds))
+    cohort = poisson(q)(key, jnp.int32(0), HELD_OUT, 10)
+    assert float(cohort.expected) == pytest.approx(7 * q) and uniform(key, jnp.int32(0), DATA, 3).expected is None
+    assert drawn(poisson(1.0), key, 10)[1].all()
+
+
+def test_of_more_clients_than_the_capacity_a_random_subset_takes_part(key):
+    rounds, q = 4000, 0.5
+    ids, mask = drawn(poisson(q, capacity=3), key, 5, DATA, rounds)
+    whole = [set(i[m]) for i, m in zip(*drawn(poisson(q), key, 10, DATA, rounds), strict=True)]
+    some = [set(i[m]) for i, m in zip(ids, mask, strict=True)]
+    assert all(len(few) == min(3, len(all_)) and few <= all_ for few, all_ in zip(some, whole, strict=True))
+    over = [few for few, all_ in zip(some, whole, strict=True) if len(all_) == 6]
+    often = np.bincount([client for few in over for client in few], minlength=10) / len(over)
+    np.testing.assert_allclose(often, 0.3, atol=5 * np.sqrt(0.21 / len(over)))
+
+
+@pytest.mark.parametrize(("q", "clients"), [(0.1, 1000), (0.02, 400), (0.5, 40), (1.0, 7)])
+def test_a_cohort_of_the_default_capacity_overflows_in_one_of_a_million_rounds(q, clients):
+    capacity = sampling.poisson_capacity(q, clients)
+    assert binom.sf(capacity, clients, q) <= 1e-6 < binom.sf(capacity - 1, clients, q)
+
+
+def test_poisson_sampling_takes_its_probability_from_the_run(key):
+    data = clustered_linear(40, rows=2)
+    for sampler in (poisson(), poisson(0.25), dropouts(0.2, poisson())):
+        bound, places = cohorts_of(sampler, 0.25, data)
+        assert bound.poisson == sampling.PoissonSampling(0.25, places, 40) and 10 < places < 40
+        assert bound(key, jnp.int32(0), data, places).mask.shape == (places,)
+    assert cohorts_of(poisson(), 0.25, data)[0] is cohorts_of(poisson(), 10, data)[0]  # so that programs are shared
+    assert cohorts_of(poisson(capacity=12), 10, data)[1] == 12 and cohorts_of(uniform, 10, data) == (uniform, 10)
+    summary = jaxfl.run(
+        fedavg(jaxfl.classification(jaxfl.models.Logistic(num_classes=data.num_classes), data), optax.sgd(0.1)),
+        data,
+        rounds=20,
+        cohort=10,
+        sampler=poisson(),
+    ).summary
+    assert summary["cohort"] == 10 and 5 < summary["mean_participants"] < 15  # of standard deviation 0.6
+
+
 def test_samplers_are_told_apart_by_name():
+    assert sampler_name(poisson()) == "poisson()" and sampler_name(poisson(0.1, 9)) == "poisson(0.1, capacity=9)"
     assert dropouts(0.0) is uniform and availability() is uniform and sampler_name(uniform) == "uniform"
     assert sampler_name(SAMPLERS["both"]) == "dropouts(0.4, availability(random, lowest=0.1))"
     assert sampler_name(availability("diurnal", period=10)) != sampler_name(availability("diurnal", period=11))

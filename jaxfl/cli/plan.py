@@ -71,6 +71,7 @@ def _footprint(one: job.Job, federation: FederatedData, tools: job.Tools, seeds:
         tools.method,
         federation,
         cohort=one.cohort,
+        sampler=tools.sampler,
         plan=options.plan(one.settings),
         devices=run.get("devices"),
         resident=run.get("resident", "auto"),

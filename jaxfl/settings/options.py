@@ -374,7 +374,8 @@ def sampler(settings: Settings) -> sampling.Sampler:
     """Returns the sampler of the settings.
 
     Raises:
-        ValueError: a number is out of range, or is not used by the chosen availability.
+        ValueError: a number is out of range, or is not used by the chosen availability, or there is an availability
+            beside Poisson sampling.
     """
     chosen = {option.name: settings.run.get(option.name, option.default) for option in RUN}
     pattern, period = chosen["availability"], chosen["availability_period"]
@@ -384,6 +385,14 @@ def sampler(settings: Settings) -> sampling.Sampler:
             f"availability_period needs availability=diurnal, got {period} with {pattern}; add "
             "--set availability=diurnal, or leave it out."
         )
+
+    if chosen["sampler"] == "poisson":
+        if pattern != "always":
+            raise ValueError(
+                f"sampler must be uniform with availability={pattern}, got poisson: clients that come and go are not "
+                "drawn with the same probability; leave availability out."
+            )
+        return sampling.dropouts(chosen["dropouts"], sampling.poisson())  # bound by the run, so of constants
 
     def make(settings: Settings) -> sampling.Sampler:
         return sampling.dropouts(settings.run.get("dropouts", 0.0), available)

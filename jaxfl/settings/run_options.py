@@ -62,7 +62,7 @@ def learning_rate_schedule(
     return lambda number: shapes[name](number / rounds)
 
 
-# `dropouts` and `availability` are of sampling, see `jaxfl.sampling`; for `finetune` see `jaxfl.FineTune`.
+# `dropouts`, `sampler` and `availability` are of sampling, see `jaxfl.sampling`; for `finetune` see `jaxfl.FineTune`.
 RUN = (
     Option(
         "chunk",
@@ -72,6 +72,12 @@ RUN = (
     ),
     Option("devices", None, int | None | Literal["all"], "devices that share a round; none takes all GPUs, or cores"),
     Option("dropouts", 0.0, float, "share of the sampled clients that fail", traceable=True),
+    Option(
+        "sampler",
+        "uniform",
+        Literal["uniform", "poisson"],
+        "cohorts of the same size, or each client by itself with the probability cohort / clients, see jaxfl.sampling",
+    ),
     Option("availability", "always", sampling.Pattern, "pattern of the rounds in which a client can be sampled"),
     Option("availability_period", 24.0, float, "length of a day in rounds, for availability=diurnal"),
     Option(

@@ -12,7 +12,7 @@ from jaxfl.cohort import Cohort, DevicesChoice, Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.windows import Windows
 from jaxfl.methods.base import Method
-from jaxfl.sampling import cohort_size
+from jaxfl.sampling import Sampler, cohorts_of
 from jaxfl.schema import checked
 from jaxfl.simulation import program
 from jaxfl.simulation.evaluation.evaluate import MAX_SAMPLE, WINDOW_CLIENTS, evaluation_bytes
@@ -112,6 +112,7 @@ def footprint(
     data: FederatedData,
     *,
     cohort: int | float = 1.0,
+    sampler: Sampler = sampling.uniform,
     plan: PlanChoice = "auto",
     devices: DevicesChoice = None,
     resident: Resident = "auto",
@@ -123,6 +124,7 @@ def footprint(
         method: the method.
         data: the federation.
         cohort: clients of a round, a share or a count.
+        sampler: draws the cohorts, as in `jaxfl.run`.
         plan: a `Plan` or `"auto"`.
         devices: how many share the clients, as in `jaxfl.run`.
         resident: whether what belongs to each client lies on the device, as in `jaxfl.run`.
@@ -140,12 +142,13 @@ def footprint(
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {seeds}.")
     check_learns(method.task, data)
-    data, size, key = data.in_programs(), cohort_size(cohort, data), jax.random.key(0)
+    sampler, size = cohorts_of(sampler, cohort, data)
+    data, key = data.in_programs(), jax.random.key(0)
     most = seeds_per_program(seeds)
     prepared = Prepared.of(method, data, size, plan=plan, devices=devices, resident=resident, seeds=most)
     on_host, chosen = prepared.host_data or prepared.host_state, prepared.plan
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), data)
-    parts = _Parts.of(prepared, data)
+    parts = _Parts.of(prepared, data, sampler)
     count = 1 if on_host else most
     lanes = lanes_of(chosen, count, [False] * len(jax.tree.leaves(data))) if count > 1 else None
     keys, states = key, parts.state
@@ -154,7 +157,7 @@ def footprint(
     inner = chosen if lanes is None else prepared.lane
     limit = STREAM_LIMIT if on_host else program.CAPACITY
     with coordinates.decisions() as decisions:
-        arguments = keys, states, parts.data, size, inner, limit, sampling.uniform, parts.cohorts, lanes
+        arguments = keys, states, parts.data, size, inner, limit, sampler, parts.cohorts, lanes
         lowered, _ = program.lower(method, *arguments)
     made = host_initialiser if prepared.host_state else program.initialiser
     first = made(method, program.shapes_of(parts.data), chosen.mesh).lower(key, parts.data).compile()
@@ -202,14 +205,14 @@ class _Parts(NamedTuple):
     file: int
 
     @classmethod
-    def of(cls, prepared: Prepared, data: FederatedData) -> "_Parts":
+    def of(cls, prepared: Prepared, data: FederatedData, sampler: Sampler) -> "_Parts":
         """Returns the parts of a run."""
         state, plan, size = prepared.shapes, prepared.plan, prepared.size
         given = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), data)
         together = min(data.num_clients, WINDOW_CLIENTS if prepared.host_data or prepared.host_state else MAX_SAMPLE)
         parts = cls(given, state, None, state, together, 0, 0, 0)
         if prepared.host_data or prepared.host_state:
-            drawn = RowStream(data, jax.random.key(0), size, plan, sampling.uniform, 1, cut=prepared.host_data)
+            drawn = RowStream(data, jax.random.key(0), size, plan, sampler, 1, cut=prepared.host_data)
             parts = parts._replace(data=jax.eval_shape(lambda: drawn.blank), cohorts=drawn.cohorts)
         if prepared.host_data:
             window = Windows(data, together, ("train", "test"), plan.mesh).blank

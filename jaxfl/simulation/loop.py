@@ -146,7 +146,7 @@ class RunState:
             seed=of_seed.seed,
             fingerprint=federation_fingerprint(of_seed.identity),
             rounds_asked=spec.schedule.rounds,
-            cohort=prepared.size,
+            cohort=spec.cohort,
             compile_seconds=self._program.compile_seconds,
             lower_is_better=list(prepared.method.task.metrics.lower),
             factored=self._program.factored,

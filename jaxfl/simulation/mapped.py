@@ -14,7 +14,7 @@ from jaxfl.cohort import Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method
 from jaxfl.random import check_seed_or_seeds, check_seeds
-from jaxfl.sampling import Sampler, cohort_size
+from jaxfl.sampling import Sampler, cohorts_of
 from jaxfl.schema import checked
 from jaxfl.simulation import program
 from jaxfl.simulation.evaluation.metrics import Evaluation
@@ -131,7 +131,8 @@ def run_mapped(
     if data.absent is not None:
         raise ValueError("data must have the same clients in all rounds, got some that arrive or leave; use jaxfl.run.")
     check_seed_or_seeds(seed, seeds)
-    size, seeds = cohort_size(cohort, data), check_seeds([seed or 0] if seeds is None else seeds)
+    seeds = check_seeds([seed or 0] if seeds is None else seeds)
+    sampler, size = cohorts_of(sampler, cohort, data)
     try:
         methods = [make(number) for number in numbers]  # a value that is out of range is refused here
     except TypeError as error:

@@ -11,7 +11,7 @@ from jaxfl.cohort import DevicesChoice, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method
 from jaxfl.random import check_seed_or_seeds, check_seeds
-from jaxfl.sampling import Sampler, cohort_size
+from jaxfl.sampling import Sampler, cohort_size, cohorts_of
 from jaxfl.schema import checked
 from jaxfl.simulation import processes
 from jaxfl.simulation.callbacks import BestCheckpoint, check_measured
@@ -84,8 +84,8 @@ def run(
             rounding, except for callbacks that end a run: the seeds of one program end together. `checkpoint_dir` gets
             a folder `seed-S` for each; a resume continues all of them. Summaries have `seeds_together`; the seconds of
             a round are then the seed's share.
-        sampler: draws the cohorts, see `jaxfl.sampling`: `dropouts(...)`, `availability(...)`, or your own, which is
-            identified by its `__name__`.
+        sampler: draws the cohorts, see `jaxfl.sampling`: `poisson()`, `dropouts(...)`, `availability(...)`, or your
+            own, which is identified by its `__name__`.
         eval_every: rounds between evaluations; None is a tenth of all, rounded down, or 1. The last round is always
             evaluated.
         test_rows: the most test rows of a client in the evaluations before the last round, evenly spaced; the last
@@ -163,7 +163,8 @@ def run(
     if checkpoint_dir is not None:
         check_named(sampler)
     size = cohort_size(cohort, first)
-    prepared = Prepared.of(method, first, size, plan=plan, devices=devices, resident=resident, seeds=len(numbers))
+    sampler, places = cohorts_of(sampler, cohort, first)
+    prepared = Prepared.of(method, first, places, plan=plan, devices=devices, resident=resident, seeds=len(numbers))
     best = [one for one in callbacks if isinstance(one, BestCheckpoint)]
     check_complete(prepared.host_state and bool(best))
     processes.by_first(lambda: [one.check_folders(numbers if several else [None]) for one in best])
@@ -178,7 +179,7 @@ def run(
         return SeedSpec(number, federation.in_programs(), federation.client_names, sample, directory, identity)
 
     each = tuple(of_seed(*one) for one in zip(numbers, federations, strict=True))
-    spec = RunSpec(prepared, each, schedule, sampler, finetune, callbacks, resume, several, began)
+    spec = RunSpec(prepared, size, each, schedule, sampler, finetune, callbacks, resume, several, began)
     identities = [one.identity for one in each]
     processes.check_same([identities, schedule, devices, prepared.host_data, checkpoint_dir is None, resume])
     with exit_callbacks(callbacks):

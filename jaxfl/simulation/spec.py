@@ -33,6 +33,7 @@ class RunSpec(NamedTuple):
 
     Attributes:
         prepared: the method, its plan, and where data and state are.
+        cohort: clients of a round; of Poisson sampling, which has more places for them, the expected number.
         seeds: the part that belongs to each seed; their data have the same shapes.
         schedule: the rounds, and after which of them the runs are evaluated and saved.
         sampler: draws the cohorts.
@@ -44,6 +45,7 @@ class RunSpec(NamedTuple):
     """
 
     prepared: Prepared
+    cohort: int
     seeds: Sequence[SeedSpec]
     schedule: Schedule
     sampler: Sampler

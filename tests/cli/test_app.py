@@ -188,6 +188,10 @@ def refused(*arguments):
             ["fedavg", *SMALL, "--set", "availability=nightly"],
             ("availability", "nightly"),
         ),
+        (
+            ["fedavg", *SMALL, "--set", "availability=random", "--set", "sampler=poisson"],
+            ("sampler", "poisson", "availability", "random"),
+        ),
         (["fedavg", *SMALL, "--set", "availability_period=0"], ("availability_period", 0.0)),
         (
             ["fedavg", *SMALL, "--set", "availability_period=12"],

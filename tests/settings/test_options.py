@@ -231,6 +231,7 @@ def test_the_defaults_are_those_of_the_function(name):
         (["availability=random"], "availability(random, lowest=0.1)"),
         (["availability=diurnal", "availability_period=7"], "availability(diurnal, period=7.0, threshold=0.0)"),
         (["availability=random", "run.dropouts=0.5"], "dropouts(0.5, availability(random, lowest=0.1))"),
+        (["sampler=poisson", "dropouts=0.5"], "dropouts(0.5, poisson())"),
     ],
 )
 def test_samplers_are_chosen(items, name):

@@ -88,6 +88,7 @@ def test_nor_on_two_devices(update):
 def test_nor_for_samplers_that_mask_clients_or_keep_some_out():
     data = replace(DATA, held_out=np.isin(np.arange(8), (1, 6)))
     both(METHODS["fedavg"], data, sampler=sampling.dropouts(0.3, sampling.availability("random", lowest=0.3)))
+    both(METHODS["fedavg"], data, sampler=sampling.poisson(capacity=5))
 
 
 @pytest.mark.parametrize(("free", "name", "streamed"), [(10**9, "fedavg", False), (1000, "fedavg", True)])
