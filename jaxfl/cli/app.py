@@ -310,6 +310,9 @@ def sweep_command(
     html: Annotated[
         bool, typer.Option("--html", help="Write index.html with all runs into --out, and one into each run's folder.")
     ] = False,
+    pictures: Annotated[
+        bool, typer.Option("--pictures", help="Draw convergence.png and clusters.png of each run, as --html does.")
+    ] = False,
     jobs: ProcessCount = "auto",
     quiet: Quiet = False,
 ) -> None:
@@ -326,7 +329,7 @@ def sweep_command(
         given = {"data": data, "seeds": seeds, "rounds": rounds, "cohort": cohort}
         given |= {"eval_every": eval_every, "checkpoint_every": checkpoint_every}
         given |= {"log": ",".join(log or ()) or None, "stop_early": stop_early, "time_limit": time_limit}
-        status = sweep(methods, given, items or (), data_dir, out, quiet, html, jobs)
+        status = sweep(methods, given, items or (), data_dir, out, quiet, html, pictures, jobs)
     if status:
         raise typer.Exit(status)
 

@@ -57,7 +57,6 @@ FILE_KEYS = (
 )  # of a file, beside the tables of methods
 LIST_KEYS = ("methods", "seeds", "log")  # keys that may have several values
 MAX_SETTINGS = 10_000
-POLL = 0.5  # seconds between looks at runs that other processes hold
 OptionValues = Mapping[str, Sequence[str]]
 
 
@@ -357,6 +356,7 @@ def sweep(
     out: Path,
     quiet: bool,
     html: bool = False,
+    pictures: bool = False,
     jobs: str = "1",
 ) -> int:
     """Runs what is missing of a sweep and prints the comparison.
@@ -369,6 +369,7 @@ def sweep(
         out: gets a folder for each setting.
         quiet: whether progress and notes are left out.
         html: whether a page of all runs is written into `out`, and one of each run into its folder.
+        pictures: whether pictures are drawn into the folder of each run, as they are for a page.
         jobs: processes that make runs side by side: a number, or "auto", see `jaxfl.cli.workers`.
 
     Returns:
@@ -384,6 +385,7 @@ def sweep(
         "data_dir": data_dir,
         "out": str(out),
         "html": html,
+        "pictures": pictures or html,
     }
     if (limit := read_arguments(arguments)[0].get("time_limit")) is not None:
         arguments["until"] = time.monotonic() + parse_duration(limit)
@@ -458,7 +460,7 @@ def jobs_of(arguments: Mapping[str, Any]) -> dict[str, list[job.Job]]:
     """Returns the jobs of every setting of a sweep, by the name of the setting.
 
     Args:
-        arguments: `methods`, `given`, `items`, `data_dir`, `out` and `html`, as `sweep` takes them.
+        arguments: `methods`, `given`, `items`, `data_dir`, `out`, `html` and `pictures`, as `sweep` takes them.
 
     Raises:
         ValueError: an argument is missing or not allowed.
@@ -466,7 +468,8 @@ def jobs_of(arguments: Mapping[str, Any]) -> dict[str, list[job.Job]]:
     keys, values = read_arguments(arguments)
     settings = _jobs_by_setting(keys, values, arguments["data_dir"], Path(arguments["out"]))
     beside = ((LOG,) if "csv" in _loggers_of(keys) else ()) + (run_page.FILES if arguments["html"] else ())
-    return {name: [one._replace(beside=beside) for one in jobs] for name, jobs in settings.items()}
+    common = {"beside": beside, "pictures": arguments["pictures"]}
+    return {name: [one._replace(**common) for one in jobs] for name, jobs in settings.items()}
 
 
 def read_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], OptionValues]:
@@ -616,7 +619,7 @@ def _find_setting_folder(others: Sequence[Path], first: job.Job) -> Path | None:
 def _lacking(one: job.Job, html: bool) -> list[str]:
     """Returns the names of the files that the folder of a finished run lacks, such as after a full disk."""
     assert one.out is not None
-    names = (job.CLIENTS, *job.PICTURES, *((PAGE,) if html else ()))
+    names = (job.CLIENTS, *(job.PICTURES if one.pictures else ()), *((PAGE,) if html else ()))
     return [name for name in names if not (one.out / name).is_file() or not (one.out / name).stat().st_size]
 
 

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from jaxfl.cli import run, run_page
+from jaxfl.cli import run, run_page, workers
 from jaxfl.cli import sweep as cli_sweep
 from jaxfl.cli.app import main
 from jaxfl.simulation.records.directory import RunDirectory
@@ -90,7 +90,15 @@ def test_an_option_is_one_with_its_owner_and_without():
 def settings_of(tmp_path, *items, methods="fedper"):
     given = {"data": "rotated-digits", "rounds": "2"}
     found = cli_sweep.jobs_of(
-        {"methods": methods, "given": given, "items": list(items), "data_dir": None, "out": tmp_path, "html": False}
+        {
+            "methods": methods,
+            "given": given,
+            "items": list(items),
+            "data_dir": None,
+            "out": tmp_path,
+            "html": False,
+            "pictures": False,
+        }
     )
     return {name: runs[0].config() for name, runs in found.items()}
 
@@ -402,12 +410,15 @@ def test_what_a_full_disk_has_left_out_is_completed(tmp_path, capsys, empty_pict
     monkeypatch.setattr(run_page, "_run_pictures", lambda *_: [])  # have tests of their own
     assert sweep(*words, "--eval-every", "2") == 0
     cell = out / "fedavg" / "seed-1"
+    assert not list(out.glob("*/*/*.png"))  # unless they are asked for
+    assert sweep(*words, "--pictures") == 0
+    assert len(list(out.glob("*/*/*.png"))) == 8
     (cell / "clients.csv").unlink()
     (cell / "clusters.png").write_bytes(b"")
     history, summary = ((cell / name).read_text() for name in ("history.jsonl", "summary.json"))
     other = (out / "fedavg" / "seed-0" / "clients.csv").stat().st_mtime_ns
     capsys.readouterr()
-    assert sweep(*words) == 0
+    assert sweep(*words, "--pictures") == 0
     told = capsys.readouterr().err
     assert "fedavg: 1 of 2 runs to make" in told and "local: done" in told
     assert (cell / "clients.csv").exists() and (cell / "clusters.png").stat().st_size
@@ -432,8 +443,16 @@ def test_runs_of_another_process_are_skipped_and_returned_to(tmp_path, capsys, e
     out = tmp_path / "runs"
     words = ["fedavg,local", *DIGITS, "--out", out]
     assert sweep("fedavg", *DIGITS, "--out", tmp_path / "other") == 0
-    monkeypatch.setattr(cli_sweep, "POLL", 0.01)
-    ready, moments = threading.Event(), []
+    monkeypatch.setattr(workers, "POLL", 0.01)
+    ready, told_so, moments = threading.Event(), threading.Event(), []
+    printed = workers.Pool._print
+
+    def print_line(pool, text):
+        printed(pool, text)
+        if "other processes" in text:
+            told_so.set()
+
+    monkeypatch.setattr(workers.Pool, "_print", print_line)
 
     def other():
         with RunDirectory(out / "fedavg" / "seed-0").locked(), RunDirectory(out / "local" / "seed-0").locked():
@@ -441,6 +460,7 @@ def test_runs_of_another_process_are_skipped_and_returned_to(tmp_path, capsys, e
             while not (out / "local" / "seed-1" / "summary.json").exists():
                 time.sleep(0.01)
             moments.append({str(path.relative_to(out)) for path in out.rglob("seed-*/summary.json")})
+            assert told_so.wait(10)
             shutil.copytree(tmp_path / "other" / "fedavg" / "seed-0", out / "fedavg" / "seed-0", dirs_exist_ok=True)
 
     thread = threading.Thread(target=other)

@@ -255,7 +255,15 @@ def test_the_sweeps_that_are_timed_are_sweeps():
         pairs = list(zip(words[::2], words[1::2], strict=True))
         given = {key[2:]: value for key, value in pairs if key != "--set"}
         items = [value for key, value in pairs if key == "--set"]
-        arguments = {"methods": methods, "given": given, "items": items, "data_dir": None, "out": "x", "html": False}
+        arguments = {
+            "methods": methods,
+            "given": given,
+            "items": items,
+            "data_dir": None,
+            "out": "x",
+            "html": False,
+            "pictures": False,
+        }
         assert sum(map(len, sweep.jobs_of(arguments).values())) == runs
 
 
