@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jaxfl.random import Stream, key_for
+from jaxfl.simulation.evaluation.finetune import server
 from tests.problems import sample
 
 
@@ -67,11 +68,11 @@ def batches(key, size, epochs, batch_size):
         yield from (order[start : start + batch_size] for start in range(0, size, batch_size))
 
 
-def train(setting, round, client, model, *, pull=0.0, anchor=None):
+def train(setting, round, client, model, *, pull=0.0, anchor=None, stream=Stream.BATCHES):
     """Returns the locally trained model and the mean loss of the rows on the way."""
     x, y = setting.clients[client]
     losses = []
-    key = key_for(setting.root, Stream.BATCHES, round, client)
+    key = key_for(setting.root, stream, round, client)
     for rows in batches(key, len(y), setting.epochs, setting.batch_size):
         loss, slope = gradient(model, x[rows], y[rows])
         losses += [loss] * len(rows)
@@ -88,6 +89,19 @@ def weights(setting, cohort):
     return [len(setting.clients[i][1]) if setting.weighting == "rows" else 1 for i in cohort]
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def adapted_models(method, key, state, data):
+    everyone = np.arange(data.num_clients, dtype=np.int32)
+    return jax.lax.map(lambda client: server(method)(key, state, data, client)[0], everyone)
+
+
+def served_models(method, key, state, data):
+    """Returns the models that all clients are served `[N, ...]`, which a method with `adapt` makes of their rows."""
+    if method.adapt is None:
+        return method.client_params(state, np.arange(data.num_clients))
+    return adapted_models(method, key, state, data)
+
+
 def follow(method, loop, data, key, *, rounds=5, cohort=4):
     """Returns the last state, after every client was served the loop's model after every round."""
     state, everyone = method.init(key, data), np.arange(data.num_clients)
@@ -95,7 +109,10 @@ def follow(method, loop, data, key, *, rounds=5, cohort=4):
         chosen = sample(key, state.round, data, cohort)
         state, _ = method.round(key, state, data, chosen)
         loop.round(number, chosen.ids.tolist())
-        served = jax.tree.map(np.asarray, method.client_params(state, everyone))
+        served = (
+            method.client_params(state, everyone) if method.adapt is None else served_models(method, key, state, data)
+        )
+        served = jax.tree.map(np.asarray, served)
         for client in everyone:
             for leaf, value in loop.served(client).items():
                 # rounding of float64 (1e-16), amplified by ten steps

@@ -27,7 +27,7 @@ import numpy as np
 from experiments.harness import results
 from experiments.harness.base import Cell
 from experiments.leaderboard.federations import APART, SEEDS, Federation
-from experiments.leaderboard.rows import Number, Row, items, next_value, passes, passes_before, values
+from experiments.leaderboard.rows import Number, Row, items, next_value, passes, passes_once, values
 from experiments.leaderboard.table import Line, best
 from jaxfl import tree
 from jaxfl.data.clients import SPLITS, FederatedData, replace_field
@@ -164,7 +164,7 @@ class Player:
             found = jobs.execute(unit, data, tools=tools)
             # everybody receives and sends a model, as in FedAvg
             of_round, times = 2.0 * model * cohort_size(job.cohort, data), passes(row, value, self._on)
-            before = passes_before(row, self._on)
+            before = passes_once(row, self._on)
             counted = moment(list(found.history), of_round, self._on.rounds, times, before)
             numbers = None if counted is None else _numbers(counted, self._on)
             same = _numbers(found.history[-1], self._on)
@@ -220,7 +220,7 @@ def moment(
         of_round: bytes of a round of FedAvg, up and down, all clients together.
         rounds: FedAvg's.
         times: how often its method goes over the rows where FedAvg goes once, as of `rows.passes`.
-        before: and how often before the first round, as of `rows.passes_before`.
+        before: and how often beside the rounds, as of `rows.passes_once`.
 
     >>> records = [{"round": round, "bytes_up": 5.0 * round, "bytes_down": 20.0 * round} for round in (4, 8, 12)]
     >>> moment(records, 25.0, 12)["round"], moment(records, 20.0, 12)["round"], moment(records, 25.0, 12, 2.0)["round"]

@@ -76,6 +76,7 @@ ROWS = (
     Row("fedsgd"),
     Row("fedavg"),
     Row("fedprox", "proximal_weight", (0.01, 0.1, 1.0), (0.0001, 0.001, 10.0)),
+    Row("fedprox_ft", "proximal_weight", (0.01, 0.1, 1.0), (0.0001, 0.001, 10.0)),
     Row("feddane", "proximal_weight", (0.0, 0.01, 0.1), (1.0,), beside=1.0),
     Row("feddist", "step_size", (0.3, 0.6, 0.9), (0.1, 1.0)),
     Row("feddws", "step_size", (0.3, 0.6, 0.9), (0.1, 1.0)),
@@ -194,15 +195,18 @@ def passes(one: Row, value: Number, on: Federation) -> float:
     return (float(value or 1) if one.passes is None else one.passes) + one.beside / _epochs(on)
 
 
-def passes_before(one: Row, on: Federation) -> float:
-    """Returns how often a row goes over a client's rows before the first round, in FedAvg's rounds.
+def passes_once(one: Row, on: Federation) -> float:
+    """Returns how often a row goes over a client's rows beside its rounds: before the first one, and for the test.
+
+    They are counted in FedAvg's rounds.
 
     >>> from experiments.leaderboard.federations import federation
-    >>> [passes_before(row(name), federation("rotated")) for name in ("kfed", "fesem", "fedavg")]
-    [2.5, 1.0, 0.0]
+    >>> [passes_once(row(name), federation("rotated")) for name in ("kfed", "fesem", "fedavg", "fedavg_ft")]
+    [2.5, 1.0, 0.0, 1.0]
     """
-    first = function_options(methods.row(one.method).factory).get("first_epochs")
-    return 0.0 if first is None else (first.default or _epochs(on)) / _epochs(on)
+    options = function_options(methods.row(one.method).factory)
+    found = [options[name] for name in ("first_epochs", "finetune_epochs") if name in options]
+    return sum(((_epochs(on) if option.default is None else option.default) / _epochs(on) for option in found), 0.0)
 
 
 def _epochs(on: Federation) -> int:

@@ -3,8 +3,8 @@
 `jaxfl --install-completion` installs it. Where a name on the line is unknown, nothing is suggested and no error is
 raised.
 
->>> [name for name, _ in complete_method("fedp")]
-['fedprox', 'fedper']
+>>> [name for name, _ in complete_method("fese")]
+['fesem', 'fesem_ma']
 >>> [name for name, _ in complete_method_list("ifca,cf")]
 ['ifca,cfl']
 >>> complete_data("rotated-mn")

@@ -19,6 +19,8 @@ from jaxfl.methods.cfl.layercfl import PRESETS as LAYERCFL_PRESETS
 from jaxfl.methods.cfl.layercfl import adacfl, layercfl
 from jaxfl.methods.ditto import ditto as ditto
 from jaxfl.methods.fedamp import fedamp as fedamp
+from jaxfl.methods.fedavg_ft import fedavg_ft as fedavg_ft
+from jaxfl.methods.fedavg_ft import fedprox_ft as fedprox_ft
 from jaxfl.methods.fedbn import fedbn as fedbn
 from jaxfl.methods.feddane import feddane as feddane
 from jaxfl.methods.feddrift import feddrift as feddrift
@@ -89,6 +91,14 @@ GLOBAL: dict[str, Row] = {  # one model for all clients
 
 PERSONAL: dict[str, Row] = {  # a model for each client, or a part of one
     "local": Row(local, "every client trains alone", "baseline", no_wire="its clients send nothing"),
+    "fedavg_ft": Row(
+        fedavg_ft, "FedAvg, fine-tuned by each client before it is served", "McMahan et al., AISTATS 2017; baseline"
+    ),
+    "fedprox_ft": Row(
+        fedprox_ft,
+        "FedProx, fine-tuned by each client with its pull before it is served",
+        "Li et al., MLSys 2020; baseline",
+    ),
     "ditto": Row(ditto, "a model for each client, pulled to the global one", "Li et al., ICML 2021"),
     "fedper": Row(
         fedper, "shared base layers, a head for each client", "Arivazhagan et al., 2019", small={"personal": "bias"}

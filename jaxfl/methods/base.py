@@ -8,8 +8,8 @@ A state is a pytree of arrays whose shapes and dtypes never change while a run g
 needs, and by convention two fields that the simulator reads:
 
 - `round []` int32: rounds done so far; the address of this round's random numbers;
-- `cluster [N]` int32: the slot of each client's served model; clients with the same slot are served the same model (the
-  evaluation relies on it and the battery tests it). -1 is for clients that are in no cluster yet.
+- `cluster [N]` int32: the slot of each client's served model; clients with the same slot have the same one in
+  `client_params` (the evaluation relies on it and the battery tests it). -1 is for clients that are in no cluster yet.
 
 Clusters are slots `[K, ...]`: a split fills one, a merge frees one. Where the number of clusters can grow beyond the
 slots, `info.overflow` is the number of times that the slots must double; the simulator then undoes the round and calls
@@ -84,6 +84,14 @@ class Assign(Protocol):
         ...
 
 
+class Adapt(Protocol):
+    """The type of `Method.adapt`."""
+
+    def __call__(self, key: Key, state: Any, data: FederatedData, client: Array, model: Params) -> Params:
+        """Returns the model that a client is served, made of its model of `client_params` and its training rows."""
+        ...
+
+
 class Grow(Protocol):
     """The type of `Method.grow`."""
 
@@ -155,6 +163,10 @@ class Method(NamedTuple):
             options that change it; an empty text if all was done. A method that runs another one passes that one's on.
             None if there is nothing to say. The summary has it, see `jaxfl.simulation.result.shortfall_of`.
         hyperparameters: the numbers that compiled programs take as an argument; None makes them constants.
+        adapt: `(key, state, data, client, model) -> model`: what a client does with its own training rows before it is
+            served, such as fine-tuning; `model` is that of `client_params`, and the result has its shapes. Every
+            evaluation calls it for every client, held-out clients and newcomers too, and tests the result; conditions
+            of clients do not apply. None serves the models of `client_params`.
     """
 
     init: Init
@@ -168,6 +180,7 @@ class Method(NamedTuple):
     per_client: str | None = None
     shortfall: Shortfall | None = None
     hyperparameters: Hyperparameters | None = None
+    adapt: Adapt | None = None
 
 
 class Row(NamedTuple):

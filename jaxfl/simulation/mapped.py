@@ -22,7 +22,7 @@ from jaxfl.simulation.prepared import Prepared
 from jaxfl.simulation.progress import divergence_reason
 from jaxfl.simulation.schedule import check_drift
 from jaxfl.tasks.contract import check_learns
-from jaxfl.typing import Array, Key
+from jaxfl.typing import Array, Key, Params
 
 VALUE_NEEDED = (  # what JAX says of a value that is traced
     jax.errors.ConcretizationTypeError,
@@ -234,8 +234,14 @@ def _valued_method(make: Callable[[Any], Method], known: Method) -> Method:
     def assign(key: Key, state: _ValuedState, data: FederatedData, cohort: Any) -> _ValuedState:
         return state._replace(own=make(state.value).assign(key, state.own, data, cohort))
 
+    def adapt(key: Key, state: _ValuedState, data: FederatedData, client: Array, model: Params) -> Params:
+        adapted = make(state.value).adapt
+        return model if adapted is None else adapted(key, state.own, data, client, model)
+
     return known._replace(
-        assign=assign, client_params=lambda state, ids: make(state.value).client_params(state.own, ids)
+        assign=assign,
+        client_params=lambda state, ids: make(state.value).client_params(state.own, ids),
+        adapt=None if known.adapt is None else adapt,
     )
 
 

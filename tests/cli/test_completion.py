@@ -10,14 +10,14 @@ RUN = "jaxfl run ifca --data rotated-digits --set"
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("jaxfl run fedp", ["fedprox", "fedper"]),
+        ("jaxfl run fese", ["fesem", "fesem_ma"]),
         ("jaxfl plan ifca --data rotated-di", ["rotated-digits"]),
         (f"{RUN} weighting=", ["weighting=rows", "weighting=uniform"]),
         (f"{RUN} optimizer=ad", ["optimizer=adam", "optimizer=adamw"]),
         (f"{RUN} model=mlp --set hid", ["hidden="]),
         (f"{RUN} model=logistic --set hid", []),
         ("jaxfl run gone --data rotated-digits --set w", []),
-        ("jaxfl sweep ifca,fedpr", ["ifca,fedprox"]),
+        ("jaxfl sweep ifca,feddy", ["ifca,feddyn"]),
         ("jaxfl data unipen-", ["unipen-letters"]),
         ("jaxfl data dirichlet-digits --set alp", ["alpha="]),
     ],

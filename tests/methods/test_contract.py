@@ -178,6 +178,13 @@ def reading_everybody(method):
     return method._replace(round=round)
 
 
+def adapting_to_everybody(method):
+    def adapt(key, state, data, client, model):
+        return jax.tree.map(lambda leaf: leaf + data.inputs.sum(), model)
+
+    return method._replace(adapt=adapt)
+
+
 def reading_rows_by_itself(method):
     """Reaches into the state's rows where they are, and not by `tree.take`."""
 
@@ -208,6 +215,7 @@ BROKEN = {
     "served models": serving_by_id,
     "rows of others": reading_everybody,
     "rows per client": reading_rows_by_itself,
+    "adapt": adapting_to_everybody,
     "assign": lambda method: method._replace(
         assign=lambda key, state, data, cohort: state._replace(round=state.round + 1)
     ),
@@ -258,7 +266,11 @@ def test_every_law_has_a_method_that_breaks_it():
 @pytest.mark.parametrize("law", BROKEN)
 def test_a_broken_law_is_caught(law):
     # FedAvg has no slots to double, no clusters to find, and no rows of its clients
-    healthy = METHODS[{"growth": "cfl", "held out clients": "ifca", "rows per client": "local"}.get(law, "fedavg")]
+    healthy = METHODS[
+        {"growth": "cfl", "held out clients": "ifca", "rows per client": "local", "adapt": "fedavg_ft"}.get(
+            law, "fedavg"
+        )
+    ]
 
     def factory(task, optimizer, *, local_epochs=5, batch_size=None):
         options = {"local_epochs": local_epochs, "batch_size": batch_size, **healthy.small}

@@ -24,7 +24,7 @@ from jaxfl.data.windows import Windows
 from jaxfl.engine import by_size, over_clients
 from jaxfl.methods.base import Method, keep_clusters
 from jaxfl.random import host_rng
-from jaxfl.simulation.evaluation.finetune import FineTune, trainer
+from jaxfl.simulation.evaluation.finetune import FineTune, server, trainer
 from jaxfl.simulation.evaluation.metrics import (
     Evaluation,
     Totals,
@@ -70,12 +70,18 @@ def tester(method: Method, plan: Plan, shapes: Any) -> Any:
 
 
 @cached_program(engine.jit)
-def tuner(method: Method, finetune: FineTune, plan: Plan, shapes: Any) -> Callable[..., tuple]:
+def tuner(method: Method, finetune: FineTune | None, plan: Plan, shapes: Any) -> Callable[..., tuple]:
     """Returns `(key, state, data, ids [M], real [M]) -> (sums [M, ...], diverged [M])`.
 
-    A fine-tuned model lives as long as its client's test: there is a chunk of them, never a stack.
+    A fine-tuned or adapted model lives as long as its client's test: there is a chunk of them, never a stack.
+
+    Args:
+        method: gives the models.
+        finetune: how clients train before the test; None tests the served models of a method with `adapt`.
+        plan: how the engine walks through the clients.
+        shapes: of the arguments.
     """
-    train = trainer(method, finetune)
+    train = server(method) if finetune is None else trainer(method, finetune)
 
     def client(shared: Any, client: Array) -> tuple[tuple, Any]:
         key, state, data = shared
@@ -98,6 +104,13 @@ def tuner(method: Method, finetune: FineTune, plan: Plan, shapes: Any) -> Callab
         return plan.readable(in_order)
 
     return tune
+
+
+@cached_program(engine.jit)
+def model_server(method: Method, shapes: Any) -> Any:
+    """Returns `(key, state, data, client) -> model`, the served model of a client."""
+    serve = server(method)
+    return lambda key, state, data, client: serve(key, state, data, client)[0]
 
 
 def client_totals(method: Method, model: Any, data: FederatedData, client: Array) -> Totals:
@@ -345,7 +358,7 @@ def _test_rows_evaluator(
         sampled = np.intersect1d(ids, there)
         ids = sampled if len(sampled) else there  # all sampled clients may have left
     if stream:
-        assigns, trains = method.assign is not keep_clusters, finetune is not None
+        assigns, trains = method.assign is not keep_clusters, finetune is not None or method.adapt is not None
         blocks = window_blocks(data, ids, plan, test_rows, assigns=assigns, trains=trains)
     else:
         blocks = resident_blocks(data, ids, plan, test_rows)
@@ -358,7 +371,12 @@ def _test_rows_evaluator(
         return expand_to_all(found._replace(metrics=found.metrics | note), ids, cluster)
 
     def evaluate(key: Key, state: Any) -> Evaluation:
-        cluster, plain, tuned = np.array(state.cluster), [], []
+        cluster, plain, lost, tuned = np.array(state.cluster), [], [], []
+
+        def tune(how: FineTune | None, served: Any, block: Block, shapes: Any) -> tuple[Totals, np.ndarray]:
+            found = tuner(method, how, tests, shapes)(key, served, block.tested, block.ids, block.real)
+            return jax.tree.map(lambda leaf: np.asarray(leaf)[block.real], found)
+
         split = split_block if host_rows.has_host_rows(state) else lambda block: iter([block])
         for block in itertools.chain.from_iterable(map(split, blocks())):
             shapes = shapes_of(block.data, block.tested, block.ids)
@@ -367,11 +385,18 @@ def _test_rows_evaluator(
                 served = assigner(method, plan, shapes)(key, served, block.data, block.ids, block.real)
             own = block.ids[block.real]
             cluster[own] = np.asarray(served.cluster)[own]
-            plain.append(_test_pairs(tester(method, tests, shapes), served, block, cluster, tests))
+            if method.adapt is None:
+                plain.append(_test_pairs(tester(method, tests, shapes), served, block, cluster, tests))
+            else:  # clients of a cluster are served models of their own
+                totals, diverged = tune(None, served, block, shapes)
+                plain.append(totals)
+                lost.append(diverged)
             if finetune is not None:
-                found = tuner(method, finetune, tests, shapes)(key, served, block.tested, block.ids, block.real)
-                tuned.append(jax.tree.map(lambda leaf, real=block.real: np.asarray(leaf)[real], found))
+                tuned.append(tune(finetune, served, block, shapes))
         result = summary(plain, cluster)
+        if method.adapt is not None:
+            count = int(sum(diverged.sum() for diverged in lost))
+            result = result._replace(metrics=result.metrics | {"adapted_diverged": count})
         if finetune is None:
             return result
         second = summary([tested for tested, _ in tuned], cluster)
@@ -387,9 +412,10 @@ def _test_rows_evaluator(
         # as many pairs as there are if clients with equal rows are in one cluster
         width = _pairs_at_once(len(distinct_pairs(block.tested, cluster, ids)[0]), block, tests)
         pairs = np.resize(block.ids, width), np.resize(block.real, width)
-        programs.append(tester(method, tests, shapes).lower(state, block.tested, *pairs))
-        if finetune is not None:
-            tune = tuner(method, finetune, tests, shapes)
+        if method.adapt is None:
+            programs.append(tester(method, tests, shapes).lower(state, block.tested, *pairs))
+        for how in (None,) * (method.adapt is not None) + (finetune,) * (finetune is not None):
+            tune = tuner(method, how, tests, shapes)
             programs.append(tune.lower(key, state, block.tested, block.ids, block.real))
         return programs
 
@@ -413,17 +439,21 @@ def client_model(
     state = jax.tree.map(
         np.asarray, host_rows.with_resident_rows(state, ids, plan.place)
     )  # of one device or of several
-    if method.assign is not keep_clusters:
-        blocks = (
-            window_blocks(data, ids, plan, None, assigns=True, trains=False)
-            if stream
-            else resident_blocks(data, ids, plan, None)
-        )
-        (block,) = blocks()
-        assign = assigner(method, plan, shapes_of(block.data, block.tested, block.ids))
-        state = assign(jax.random.key(seed), state, block.data, block.ids, block.real)
-    models = method.client_params(jax.tree.map(jnp.asarray, state), jnp.asarray(ids, jnp.int32))
-    return jax.tree.map(np.asarray, tree.take(models, 0))
+    assigns, adapts, key = method.assign is not keep_clusters, method.adapt is not None, jax.random.key(seed)
+    if not (assigns or adapts):
+        models = method.client_params(jax.tree.map(jnp.asarray, state), jnp.asarray(ids, jnp.int32))
+        return jax.tree.map(np.asarray, tree.take(models, 0))
+    blocks = (
+        window_blocks(data, ids, plan, None, assigns=assigns, trains=adapts)
+        if stream
+        else resident_blocks(data, ids, plan, None)
+    )
+    (block,) = blocks()
+    shapes = shapes_of(block.data, block.tested, block.ids)
+    if assigns:
+        state = assigner(method, plan, shapes)(key, state, block.data, block.ids, block.real)
+    served = model_server(method, shapes)(key, state, block.tested, jnp.int32(client))
+    return jax.tree.map(np.asarray, served)
 
 
 def evaluation_bytes(method: Method, key: Key, state: Any, data: FederatedData, plan: Plan, clients: int) -> int:
@@ -444,7 +474,12 @@ def evaluation_bytes(method: Method, key: Key, state: Any, data: FederatedData, 
 
     state, data, ids = jax.tree.map(there, (state, data, jax.ShapeDtypeStruct((clients,), jnp.int32)))
     real, shapes = there(jax.ShapeDtypeStruct(ids.shape, bool)), shapes_of(data, data, ids)
-    tested = program_bytes(tester(method, _test_plan(plan, data), shapes).lower(state, data, ids, real).compile())
+    tests = _test_plan(plan, data)
+    if method.adapt is None:
+        lowered = tester(method, tests, shapes).lower(state, data, ids, real)
+    else:
+        lowered = tuner(method, None, tests, shapes).lower(key, state, data, ids, real)
+    tested = program_bytes(lowered.compile())
     if method.assign is keep_clusters:
         return tested
     assigned = program_bytes(assigner(method, plan, shapes).lower(key, state, data, ids, real).compile())

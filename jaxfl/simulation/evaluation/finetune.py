@@ -1,18 +1,18 @@
-"""Fine-tuning: local training of the served models before a second test, which is no part of the run."""
+"""Served models, which a method may adapt to a client's rows, and fine-tuning: local training before a second test."""
 
 import dataclasses
 from collections.abc import Callable
 from typing import Any, get_type_hints
 
+import jax.numpy as jnp
 import optax
 
 from jaxfl import tree
 from jaxfl.client.conduct import without_conditions
-from jaxfl.client.training import local_train
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method
 from jaxfl.methods.hyperparameters import Hyperparameters
-from jaxfl.random import Stream, key_for
+from jaxfl.methods.parts.adaptation import fine_tuning
 from jaxfl.schema import check_type
 from jaxfl.typing import Array, Key, Params
 
@@ -56,6 +56,26 @@ class FineTune:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}; None takes all rows at once.")
 
 
+def server(method: Method) -> Callable[..., tuple[Params, Array]]:
+    """Returns `(key, state, data, client) -> (model, finite)`, the served model of a client; traceable.
+
+    Args:
+        method: gives the model of each client, and `adapt`. A client without training rows, or whose adapted model is
+            not finite, is served its model as it is.
+    """
+
+    def serve(key: Key, state: Any, data: FederatedData, client: Array) -> tuple[Params, Array]:
+        model = tree.take(method.client_params(state, client[None]), 0)
+        if method.adapt is None:
+            return model, jnp.array(True)
+        # the conditions of a federation are those of rounds, and this is none
+        adapted = method.adapt(key, state, without_conditions(data), client, model)
+        finite = tree.is_finite(adapted)
+        return tree.where(finite & (data.train.size[client] > 0), adapted, model), finite
+
+    return serve
+
+
 def trainer(method: Method, finetune: FineTune) -> Callable[..., tuple[Params, Array]]:
     """Returns `(key, state, data, client) -> (model, finite)`, the fine-tuned model of a client; traceable.
 
@@ -63,13 +83,12 @@ def trainer(method: Method, finetune: FineTune) -> Callable[..., tuple[Params, A
         method: gives the model that the client starts from, the one that it is served, and the task.
         finetune: how it trains; a model that is not finite then is given up for the one that the client is served.
     """
-    train = local_train(method.task, finetune.optimizer, local_epochs=finetune.epochs, batch_size=finetune.batch_size)
+    serve = server(method)
+    tune = fine_tuning(method.task, finetune.optimizer, epochs=finetune.epochs, batch_size=finetune.batch_size)
 
     def run(key: Key, state: Any, data: FederatedData, client: Array) -> tuple[Params, Array]:
-        served = tree.take(method.client_params(state, client[None]), 0)
-        # the conditions of a federation are those of rounds, and this is none
-        own_key, steady = key_for(key, Stream.FINETUNE, state.round, client), without_conditions(data)
-        trained: Params = train(own_key, served, steady, client)[0]
+        served, _ = serve(key, state, data, client)
+        trained: Params = tune(key, state, without_conditions(data), client, served)
         finite = tree.is_finite(trained)
         return tree.where(finite, trained, served), finite
 

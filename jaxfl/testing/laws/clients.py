@@ -101,6 +101,23 @@ def check_assign(row: Row) -> None:
     )
 
 
+def check_adapt(row: Row) -> str | None:
+    """`adapt` keeps the shapes of a client's model, and reads the rows of this client alone."""
+    compiled, data = case(row), federation()
+    adapt = compiled.method.adapt
+    if adapt is None:
+        return "not run: the method serves the models of client_params as they are"
+    key, client = jax.random.key(0), jnp.int32(COHORT[0])
+    state, _ = compiled.run(data, small_cohort(), rounds=1)
+    model = tree.take(compiled.client_params(state, client[None]), 0)
+    apply = jax.jit(adapt)
+    served = [apply(key, state, rows, client, model) for rows in (data, windowed(data, [COHORT[0]]))]
+    assert tree.shapes(served[0]) == tree.shapes(model), "adapt must keep the shapes and dtypes of the model"
+    assert_finite(served[0], "adapt must return a finite model on finite data")
+    assert_equal(served[1], served[0], "adapt must read the rows of its client alone")
+    return None
+
+
 def check_rows_of_others(row: Row) -> str | None:
     """Rounds and `assign` read only the rows of their cohort, and the start reads no rows."""
     compiled, data = case(row), federation()

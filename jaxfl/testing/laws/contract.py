@@ -40,6 +40,8 @@ def check_argument_names(row: Row) -> None:
         "assign": ["key", "state", "data", "cohort"],
     }
     method = case(row).method
+    if method.adapt is not None:
+        wanted["adapt"] = ["key", "state", "data", "client", "model"]
     for name, arguments in wanted.items():
         got = list(inspect.signature(getattr(method, name)).parameters)
         assert got == arguments, f"{name} must take the arguments {arguments}, takes {got}"

@@ -19,9 +19,10 @@ from jaxfl.cli.app import app
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data import FederatedData, conditions, federate
 from jaxfl.data.synthetic import clustered_linear
+from jaxfl.methods.parts import adaptation
 from jaxfl.random import Stream, key_for
 from jaxfl.settings import options
-from jaxfl.simulation.evaluation import evaluate, finetune
+from jaxfl.simulation.evaluation import evaluate
 from jaxfl.simulation.evaluation.evaluate import evaluator
 from jaxfl.simulation.evaluation.finetune import FineTune
 from jaxfl.testing.compare import assert_equal
@@ -118,7 +119,7 @@ def test_the_numbers_beside_are_those_of_an_evaluation_without(key, monkeypatch)
     def local_train(*arguments, **options):
         raise AssertionError("nobody asked for training")
 
-    monkeypatch.setattr(finetune, "local_train", local_train)
+    monkeypatch.setattr(adaptation, "local_train", local_train)
     plain = evaluator(one, DATA, Plan())(key, state)
     assert plain.finetuned is None and not [name for name in plain.metrics if name.startswith("finetuned")]
     added = {name: both.metrics[name] for name in both.metrics if name not in plain.metrics}

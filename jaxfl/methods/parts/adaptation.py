@@ -1,0 +1,81 @@
+"""Fine-tuning as a part of a method, in which clients train before they are served, see `Method.adapt`."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+
+from jaxfl.client.corrections import proximal_pull
+from jaxfl.client.part import train_part
+from jaxfl.client.training import local_train
+from jaxfl.cohort import Cohort
+from jaxfl.data.clients import FederatedData
+from jaxfl.methods.base import Adapt, Info, Method
+from jaxfl.random import Stream, key_for
+from jaxfl.schema import is_zero
+from jaxfl.tasks import Task
+from jaxfl.typing import Array, Key, Params
+
+
+def fine_tuning(
+    task: Task,
+    optimizer: optax.GradientTransformation,
+    *,
+    epochs: int,
+    batch_size: int | None,
+    proximal_weight: float = 0.0,
+    chosen: Params | None = None,
+) -> Adapt:
+    """Returns `adapt(key, state, data, client, model) -> model`: local training of the model before it is served.
+
+    Args:
+        task: what is learned.
+        optimizer: the local optimiser; its state starts fresh.
+        epochs: passes over the client's training rows.
+        batch_size: B; None takes all rows at once.
+        proximal_weight: mu, the pull to the model that the training starts from; with `chosen` there is none.
+        chosen: bool for every leaf of the model: whether it is trained; None trains all.
+    """
+    pulled = chosen is None and not is_zero(proximal_weight)
+    local = optax.chain(proximal_pull(proximal_weight), optimizer) if pulled else optimizer
+    passes = {"local_epochs": epochs, "batch_size": batch_size}
+    train = local_train(task, local, **passes) if chosen is None else train_part(task, local, chosen, **passes)
+
+    def adapt(key: Key, state: Any, data: FederatedData, client: Array, model: Params) -> Params:
+        own_key = key_for(key, Stream.FINETUNE, state.round, client)
+        return train(own_key, model, data, client, **({"anchor": model} if pulled else {}))[0]
+
+    return adapt
+
+
+def adapted(method: Method, adapt: Adapt) -> Method:
+    """Returns the method whose model each client adapts before it is served: every client is in a cluster of its own.
+
+    Args:
+        method: of a model for all clients; its state has `cluster`.
+        adapt: see `Method.adapt`.
+    """
+
+    def init(key: Key, data: FederatedData) -> Any:
+        return method.init(key, data)._replace(cluster=jnp.arange(data.num_clients, dtype=jnp.int32))
+
+    def round(key: Key, state: Any, data: FederatedData, cohort: Cohort) -> tuple[Any, Info]:
+        state, info = method.round(key, state, data, cohort)
+        return state, info._replace(cluster=cohort.ids, num_clusters=jnp.int32(data.num_clients))
+
+    return method._replace(init=init, round=round, adapt=adapt)
+
+
+def tuning_epochs(finetune_epochs: int | None, local_epochs: int, *, least: int, remedy: str) -> int:
+    """Returns the epochs of fine-tuning: `finetune_epochs`, or `local_epochs` for None.
+
+    Raises:
+        ValueError: they are fewer than `least`.
+
+    >>> tuning_epochs(None, 5, least=1, remedy="")
+    5
+    """
+    epochs = local_epochs if finetune_epochs is None else finetune_epochs
+    if epochs < least:
+        raise ValueError(f"finetune_epochs must be at least {least}, got {epochs}; {remedy}.")
+    return epochs
