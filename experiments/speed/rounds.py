@@ -2,9 +2,11 @@
 
     python -m experiments.speed.rounds w3-mlp --clients 1000 --environments DIR
     python -m experiments.speed.rounds            # all of them, the peers that this Python can import
+    python -m experiments.speed.rounds w1 --memory --out FILE    # what each side holds at most, in place of its time
 
 All clients take part and have as many rows. The sides shuffle with generators of their own, so the loss after round 1
-is compared for five full-batch steps, where there is nothing to shuffle; the timed rounds shuffle. Peers: see `peers`.
+is compared for five full-batch steps, where there is nothing to shuffle; the timed rounds shuffle. Where their batches
+have all rows of a client, the loss after their own first round is compared. Peers: see `peers`.
 
 Operations of a step, two for a multiplication and an addition: the forward pass and the gradients of weights and inputs
 of every layer, without the gradient of the first layer's input. Choosing among K models is K forward passes. Pooling,
@@ -13,7 +15,7 @@ normalisation, relu, softmax and the updates are not counted; of attention all p
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +28,7 @@ from flax import linen as nn
 import jaxfl
 from experiments.speed import measure, networks, ours, peers
 from jaxfl.data.synthetic import prototypes
+from jaxfl.simulation.program import peak_bytes
 
 ROTATIONS = 4
 
@@ -46,6 +49,7 @@ class Work(NamedTuple):
         layers: the network for the peers, see `peers/torch_side.py`.
         learning_rate, epochs, batch_size: of local training; a batch of None takes all rows.
         clients: by default.
+        compared: clients of the round after which losses are compared; None for all.
         method: a factory of jaxfl.
         models: how many there are to choose among.
         peers: those that can do the work.
@@ -65,6 +69,7 @@ class Work(NamedTuple):
     epochs: int
     batch_size: int | None
     clients: int
+    compared: int | None = None
     method: str = "fedavg"
     models: int = 1
     peers: tuple[str, ...] = ("fedjax", "pfl", "torch", "vmap")
@@ -110,6 +115,10 @@ LEAF = {
     "hidden": 2048,
     "layers": (*convolution(0, "same"), ("pool",), *convolution(1, "same"), ("pool",), *DENSE),
 }
+# At 0.1 the first steps triple the loss, and differences of rounding grow with them: at half the width the losses of
+# one program in float32 and float64 differ by 3e-3 after five steps, at 0.003 by 5e-6. At 0.003 those of jaxfl and a
+# PyTorch loop differ by 2e-7, 0 and 9e-6 after three rounds of five steps; at 0.01 by 3e-3 after the first.
+RESNET_RATE = 0.003
 RESNET = {
     "shape": (32, 32, 3),
     "classes": networks.CLASSES,
@@ -117,9 +126,10 @@ RESNET = {
     "network": lambda width: networks.ResNet(width),
     "hidden": 64,
     "layers": resnet(),
-    "learning_rate": 0.1,
+    "learning_rate": RESNET_RATE,
     "epochs": 1,
     "clients": 10,
+    "compared": 2,
 }
 VISION_PEERS = ("fedjax", "pfl", "torch", "channels_last", "vmap")
 WORKS = {
@@ -294,54 +304,89 @@ def sequences(clients: int, rows: int, length: int, tokens: int) -> Any:
     return jaxfl.data.federate(whole[:, :-1], whole[:, 1:], owned, nothing, num_classes=tokens)
 
 
-def compare(name: str, clients: int | None, names: Sequence[str], options: Any) -> dict[str, Any]:
-    """Measures one work at one number of clients, beside some peers."""
-    work = WORKS[name]
-    clients = clients or work.clients
-    data = federation(work, clients)
-    names = [peer for peer in names if peer in work.peers]
-    x, y = ours.every_row(data) if names else (np.zeros(0), np.zeros(0))
+class Comparison:
+    """A work at one number of clients, and the sides that do it.
 
-    network, base = work.network(options.hidden or work.hidden), {}
-    if work.rank:
-        base = jax.jit(network.init)(jax.random.key(0), jnp.zeros((1, *work.shape)))["params"]
-        network = jaxfl.models.lora(network, base, rank=work.rank)
+    Args:
+        name: a key of `WORKS`.
+        clients: of a round; None for the work's own number.
+        options: of the command line.
+    """
 
-    def rounds_of(network: Any, epochs: int, batch_size: int | None) -> ours.Rounds:
-        given: dict[str, Any] = {"local_epochs": epochs, "batch_size": batch_size}
+    def __init__(self, name: str, clients: int | None, options: Any):
+        self.work, self._options = WORKS[name], options
+        self.clients = clients or self.work.clients
+        self.network, self.base = self.work.network(options.hidden or self.work.hidden), {}
+        if self.work.rank:
+            example = jnp.zeros((1, *self.work.shape))
+            self.base = jax.jit(self.network.init)(jax.random.key(0), example)["params"]
+            self.network = jaxfl.models.lora(self.network, self.base, rank=self.work.rank)
+        steps, rows = self.work.epochs * -(-self.work.rows // self._batch()), self._batch()
+        what = f"{self.work.what}, {self.clients:,} clients, {steps} steps of {rows} rows"
+        self.names = {"workload": name, "what": what, "clients": self.clients}
+
+    def _batch(self) -> int:
+        return self.work.batch_size or self.work.rows
+
+    def shuffles(self) -> bool:
+        """Returns whether the rows of a batch depend on a shuffle."""
+        return self._batch() < self.work.rows
+
+    def rounds(self, network: Any, data: Any, epochs: int, batch_size: int | None) -> ours.Rounds:
+        """Returns jaxfl's rounds with a network."""
+        work, given = self.work, {"local_epochs": epochs, "batch_size": batch_size}
         given |= {"num_clusters": work.models} if work.models > 1 else {}
         task = (jaxfl.next_token if work.tokens else jaxfl.classification)(network, data)
         method = getattr(jaxfl.methods, work.method)(task, optax.sgd(work.learning_rate), **given)
-        return ours.Rounds(method, data, chunk=options.chunk, choosing=work.method == "ifca")
+        return ours.Rounds(method, data, chunk=self._options.chunk, choosing=work.method == "ifca")
 
-    def sides_of(stack: contextlib.ExitStack, epochs: int, batch_size: int | None) -> tuple[list, dict, ours.Rounds]:
-        rounds = rounds_of(network, epochs, batch_size)
+    def own_rounds(self, rounds: ours.Rounds, data: Any, epochs: int, batch_size: int | None) -> ours.Rounds:
+        """Returns jaxfl's rounds with the network as somebody else would write it, from the same parameters."""
+        assert self.work.own is not None
+        own = self.rounds(self.work.own(self._options.hidden or self.work.hidden), data, epochs, batch_size)
+        leaves = [jnp.copy(leaf) for leaf in jax.tree.leaves(rounds.state)]
+        own.state = jax.tree.unflatten(jax.tree.structure(own.state), leaves)
+        return own
+
+    def peer_processes(
+        self, names: Sequence[str], rounds: ours.Rounds, data: Any, epochs: int, batch_size: int | None
+    ) -> Iterator[peers.Peer]:
+        """Yields the processes of peers, which start from jaxfl's parameters."""
+        if not names:
+            return
+        asked = {"layers": self.work.layers, "learning_rate": self.work.learning_rate, "models": self.work.models}
+        asked |= {"epochs": epochs, "batch_size": batch_size}
+        choosing = self.work.models > 1
+        model = jax.tree.map(np.array, rounds.state.models) if choosing else rounds.model()
+        rows = ours.every_row(data)
+        for name in names:
+            yield peers.Peer(name, asked, {**self.base, **model}, *rows, self._options.environments)
+
+
+def compare(name: str, clients: int | None, names: Sequence[str], options: Any) -> dict[str, Any]:
+    """Measures the time of one work at one number of clients, beside some peers."""
+    one = Comparison(name, clients, options)
+    work, names = one.work, [peer for peer in names if peer in one.work.peers]
+
+    def sides_of(
+        stack: contextlib.ExitStack, clients: int, epochs: int, batch_size: int | None
+    ) -> tuple[list, dict, ours.Rounds]:
+        data = federation(work, clients)
+        rounds = one.rounds(one.network, data, epochs, batch_size)
         sides = [rounds.side()]
         if work.own is not None:
-            own = rounds_of(work.own(options.hidden or work.hidden), epochs, batch_size)
-            leaves = [jnp.copy(leaf) for leaf in jax.tree.leaves(rounds.state)]
-            own.state = jax.tree.unflatten(jax.tree.structure(own.state), leaves)
-            sides.append(own.side()._replace(name="own network"))
-        asked = {"layers": work.layers, "learning_rate": work.learning_rate, "models": work.models}
-        asked |= {"epochs": epochs, "batch_size": batch_size}
-        choosing = bool(names) and work.models > 1
-        model = jax.tree.map(np.array, rounds.state.models) if choosing else rounds.model()
-        model = {**base, **model}
-        started = [peers.Peer(peer, asked, model, x, y, options.environments) for peer in names]
-        for one in started:
-            stack.enter_context(one)
-        versions = {key: value for one in started for key, value in one.versions.items()}
-        return [*sides, *(one.side() for one in started)], versions, rounds
+            sides.append(one.own_rounds(rounds, data, epochs, batch_size).side()._replace(name="own network"))
+        started = [stack.enter_context(peer) for peer in one.peer_processes(names, rounds, data, epochs, batch_size)]
+        versions = {key: value for peer in started for key, value in peer.versions.items()}
+        return [*sides, *(peer.side() for peer in started)], versions, rounds
 
     with contextlib.ExitStack() as stack:
-        agreement = measure.agreement(sides_of(stack, 5, None)[0]) if names else None
+        compared = min(one.clients, work.compared or one.clients)
+        agreement = measure.agreement(sides_of(stack, compared, 5, None)[0]) if names and one.shuffles() else None
     with contextlib.ExitStack() as stack:
-        sides, versions, rounds = sides_of(stack, work.epochs, work.batch_size)
-        steps = work.epochs * -(-work.rows // (work.batch_size or work.rows))
+        sides, versions, rounds = sides_of(stack, one.clients, work.epochs, work.batch_size)
         record = {
-            "workload": name,
-            "what": f"{work.what}, {clients:,} clients, {steps} steps of {work.batch_size or work.rows} rows",
-            "clients": clients,
+            **one.names,
             "chunk": rounds.plan.chunk,
             "devices": 1 if rounds.plan.mesh is None else rounds.plan.mesh.size,
             "compile_seconds": rounds.compile_seconds,
@@ -349,7 +394,25 @@ def compare(name: str, clients: int | None, names: Sequence[str], options: Any) 
             "peers": versions,
             **measure.in_turn(sides, options.rounds, options.size),
         }
-    return measure.report(record, gflop=gflop(work, base or rounds.model(), clients), out=options.out)
+    return measure.report(record, gflop=gflop(work, one.base or rounds.model(), one.clients), out=options.out)
+
+
+def memory(name: str, clients: int | None, names: Sequence[str], options: Any) -> dict[str, Any]:
+    """Measures what jaxfl and its peers hold at most, each in a process of its own: jaxfl in this one."""
+    one = Comparison(name, clients, options)
+    data, given = federation(one.work, one.clients), (one.work.epochs, one.work.batch_size)
+    rounds = one.rounds(one.network, data, *given)
+    for _ in range(2):
+        rounds.side().round()
+    held = {"jaxfl": peak_bytes()}
+    for peer in one.peer_processes([peer for peer in names if peer in one.work.peers], rounds, data, *given):
+        with peer:
+            for what in ("round", "round"):
+                peer.ask(what)
+            held[peer.name] = int(peer.ask("peak"))
+    for side, size in held.items():
+        print(f"{name}, {side}: at most {size / 1e9:.2f} GB")
+    return measure.write({**one.names, "held": held}, options.out)
 
 
 def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
@@ -360,11 +423,16 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--hidden", type=int, help="width of the hidden dense layer, if not the workload's own")
     parser.add_argument("--environments", type=Path, help="folder of the peers' environments, see peers/__init__.py")
     parser.add_argument("--cores", type=int, help="devices that jaxfl makes of the CPU's cores; all if not given")
+    parser.add_argument("--memory", action="store_true", help="measure what the sides of one work hold at most")
     options = parser.parse_args(arguments)
     jaxfl.use_cores(options.cores)
     known = peers.there(options.environments)
     names = known if options.peers == "found" else measure.peer_names(options.peers, peers.NAMES)
     asked = [(work, clients) for work in options.works for clients in options.clients or [None]]
+    if options.memory:
+        if len(asked) > 1:
+            parser.error("--memory takes one work at one number of clients: a process has one peak.")
+        return [memory(*asked[0], names, options)]
     return measure.checked([compare(work, clients, names, options) for work, clients in asked])
 
 

@@ -73,6 +73,7 @@ def test_a_peer_answers_from_a_process_of_its_own(tmp_path, monkeypatch):
     with peers.Peer("toy", {"epochs": 4}, model, x, y, None) as peer:
         side = peer.side()
         assert (side.name, side.round(), side.round(), side.loss()) == ("toy", 10.0, 10.0, 7.0)
+        assert 1 << 22 < peer.ask("peak") < 1 << 32
         assert peer.versions == {"toy": "1"}
     (tmp_path / "toy_side.py").write_text("raise SystemExit(3)")
     with pytest.raises(SystemExit, match=mentions("toy", "exit code 3")):
@@ -129,6 +130,16 @@ def test_networks_of_today_are_compared_at_toy_size(name, monkeypatch):
     assert_compared(record, name, 2, 1)
     assert {*record["seconds"]} == {"jaxfl", "own network"} if work.own else {"jaxfl"}
     assert record["gflop"] > 0
+
+
+def test_what_a_side_holds_is_measured_of_one_work(tmp_path, capsys):
+    out, given = tmp_path / "held.jsonl", ["--memory", "--clients", "4", "--peers", "none"]
+    (record,) = rounds.main(["w3-logistic", *given, "--out", str(out)])
+    assert json.loads(out.read_text()) == record and record["clients"] == 4
+    assert {*record["held"]} == {"jaxfl"} and record["held"]["jaxfl"] <= record["peak_bytes"]
+    with pytest.raises(SystemExit):
+        rounds.main([*W3, *given])
+    assert re.search(mentions("--memory", "one work"), capsys.readouterr().err)
 
 
 @pytest.mark.slow

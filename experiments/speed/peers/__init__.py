@@ -98,7 +98,7 @@ class Peer:
         return json.loads(line)
 
     def ask(self, what: str) -> float:
-        """Returns the peer's answer to `"round"` or `"loss"`."""
+        """Returns the peer's answer to `"round"`, `"loss"` or `"peak"`."""
         assert self._process.stdin is not None
         self._process.stdin.write(what + "\n")
         self._process.stdin.flush()

@@ -3,8 +3,9 @@
 A peer runs in an environment of its own, so nothing of jaxfl is imported here: NumPy and the peer are all it needs. The
 folder holds `work.json` (network, learning rate, epochs, batch size) and `arrays.npz` (`x [N, T, ...]`, `y [N, T]` and
 the initial parameters, kernels `[..., inputs, outputs]`, one more axis in front where there are several models). A line
-`round` on the standard input makes a round, `loss` asks for the mean loss over all rows; each is answered by a line of
-JSON on the standard output. What the libraries print goes to the standard error.
+`round` on the standard input makes a round, `loss` asks for the mean loss over all rows, `peak` for the most bytes that
+the process has held; each is answered by a line of JSON on the standard output. What the libraries print goes to the
+standard error.
 """
 
 import json
@@ -38,7 +39,13 @@ def serve(build: Callable[..., Made], versions: dict[str, str]) -> None:
             if slash:
                 model.setdefault(layer, {})[part] = arrays[name]
     one_round, loss = build(work, model, x, y)
-    made = {"round": one_round, "loss": loss}
+    made = {"round": one_round, "loss": loss, "peak": peak_bytes}
     print(json.dumps({"versions": versions}), file=answers, flush=True)
     for line in sys.stdin:
         print(json.dumps({"value": made[line.strip()]()}), file=answers, flush=True)
+
+
+def peak_bytes() -> int:
+    """Returns the most bytes that this process has held."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return 1024 * int(lines["VmHWM"].split()[0])
