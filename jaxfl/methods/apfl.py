@@ -37,6 +37,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
+from jaxfl.methods.exposure import Seen, server_sees
 from jaxfl.methods.parts.personal import mark_trained, over_rows, personal_info
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import Traceable, checked, is_known, is_zero
@@ -64,6 +65,7 @@ class APFLState(NamedTuple):
     round: Array  # [] int32
 
 
+@server_sees(Seen("sums", "the sum of the copies of the global model"))
 @checked
 def apfl(
     task: Task,

@@ -32,6 +32,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Init, Method
+from jaxfl.methods.exposure import Seen, server_sees
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import Traceable, checked
 from jaxfl.server import aggregate, optimizers
@@ -140,6 +141,10 @@ def in_turn(
     return total, jnp.zeros_like(loss).at[order].set(loss)
 
 
+@server_sees(
+    Seen("sums", "the sum of the models"),
+    Seen("updates", "the model of each client, which it hands on to the next one", options={"update": "chain"}),
+)
 @checked
 def fedavg(
     task: Task,
@@ -177,6 +182,7 @@ def fedavg(
     return averaging(task, train, weighting=weighting, server_optimizer=server_optimizer, update=update)
 
 
+@server_sees(Seen("sums", "the sum of the models"))
 @checked
 def fedprox(
     task: Task,
@@ -210,6 +216,7 @@ def fedprox(
     return averaging(task, train, weighting=weighting, server_optimizer=server_optimizer)
 
 
+@server_sees(Seen("sums", "the sum of the gradients"))
 @checked
 def fedsgd(task: Task, optimizer: optax.GradientTransformation, *, weighting: aggregate.Weighting = "rows") -> Method:
     """Returns FedSGD: one step per round along the average of the sampled clients' full-batch gradients.

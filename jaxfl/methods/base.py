@@ -26,6 +26,7 @@ import numpy as np
 from jaxfl import tree
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
+from jaxfl.methods.exposure import Seen, ServerSees, seen_with
 from jaxfl.methods.hyperparameters import Hyperparameters
 from jaxfl.schema import function_options
 from jaxfl.server.wire_context import active_wire
@@ -167,6 +168,8 @@ class Method(NamedTuple):
             served, such as fine-tuning; `model` is that of `client_params`, and the result has its shapes. Every
             evaluation calls it for every client, held-out clients and newcomers too, and tests the result; conditions
             of clients do not apply. None serves the models of `client_params`.
+        server_sees: the most that the server is sent of single clients, see `jaxfl.methods.exposure`, whose decorator
+            sets it; None if it is not declared, and a method that needs to know is then refused.
     """
 
     init: Init
@@ -181,6 +184,7 @@ class Method(NamedTuple):
     shortfall: Shortfall | None = None
     hyperparameters: Hyperparameters | None = None
     adapt: Adapt | None = None
+    server_sees: ServerSees | None = None
 
 
 class Row(NamedTuple):
@@ -213,6 +217,15 @@ class Row(NamedTuple):
     def options(self) -> dict[str, Any]:
         """Returns the keyword-only options of the factory and their defaults; `jaxfl.schema` has their types."""
         return {name: option.default for name, option in function_options(self.factory).items()}
+
+    @property
+    def server_sees(self) -> ServerSees:
+        """Returns the most that the server is sent of single clients, with the default options."""
+        return self.seen({}).level
+
+    def seen(self, options: Mapping[str, Any]) -> Seen:
+        """Returns what the server is sent with these options, see `jaxfl.methods.exposure`."""
+        return seen_with(self.factory, options)
 
 
 def info(

@@ -41,6 +41,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.data.divide import divide_rows
 from jaxfl.methods.averaging import fedavg
 from jaxfl.methods.base import Info, Join, Method, Shortfall, keep_clusters
+from jaxfl.methods.exposure import Seen, server_sees
 from jaxfl.methods.parts.newcomers import count_new, pad_clients
 from jaxfl.methods.parts.personal import RowsPass, mark_trained, over_rows
 from jaxfl.random import Stream, key_for
@@ -64,6 +65,7 @@ class DittoState(NamedTuple):
     round: Array  # [] int32
 
 
+@server_sees(Seen("sums", "what the server of its solver is sent: of FedAvg, the sum of the models"))
 @checked
 def ditto(
     task: Task,
@@ -165,7 +167,8 @@ def ditto(
     assigned = keep_clusters if shared_part.assign is keep_clusters else assign
     join = None if shared_part.join is None else joining(shared_part, shared_part.join, split_rows)
     shortfall = None if shared_part.shortfall is None else solver_shortfall(shared_part.shortfall)
-    return Method(init, round, client_params, task, assigned, grown, join, reads, per_client, shortfall)
+    parts = Method(init, round, client_params, task, assigned, grown, join, reads, per_client, shortfall)
+    return parts._replace(server_sees=shared_part.server_sees or "unknown")
 
 
 def solver_shortfall(shortfall: Shortfall) -> Shortfall:

@@ -42,6 +42,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method, Participation
+from jaxfl.methods.exposure import Seen, server_sees
 from jaxfl.methods.parts.personal import mark_trained, over_rows, personal_info
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import Traceable, checked, is_known
@@ -61,6 +62,7 @@ class FedAMPState(NamedTuple):
     round: Array  # [] int32
 
 
+@server_sees(Seen("updates", "the personal model of each client, the last of which is stored"))
 @checked
 def fedamp(
     task: Task,

@@ -22,12 +22,14 @@ import optax
 
 from jaxfl.methods.averaging import fedavg, fedprox
 from jaxfl.methods.base import Method
+from jaxfl.methods.exposure import Seen, server_sees
 from jaxfl.methods.parts.adaptation import adapted, fine_tuning, tuning_epochs
 from jaxfl.schema import Traceable, checked
 from jaxfl.server.aggregate import Weighting
 from jaxfl.tasks import Task
 
 
+@server_sees(Seen("sums", "the sum of the models"))
 @checked
 def fedavg_ft(
     task: Task,
@@ -67,6 +69,7 @@ def fedavg_ft(
     return adapted(method, fine_tuning(task, optimizer, epochs=epochs, batch_size=batch_size))
 
 
+@server_sees(Seen("sums", "the sum of the models"))
 @checked
 def fedprox_ft(
     task: Task,

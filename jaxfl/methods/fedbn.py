@@ -20,6 +20,7 @@ import optax
 from jaxfl import tree
 from jaxfl.client.training import local_train
 from jaxfl.methods.base import Method
+from jaxfl.methods.exposure import Seen, server_sees
 from jaxfl.methods.fedper import partial_averaging
 from jaxfl.schema import checked
 from jaxfl.server.aggregate import Weighting
@@ -28,6 +29,7 @@ from jaxfl.tasks import Task
 LAYERS = r"(?i:[^/]*norm[^/]*|bn[^/]*)"
 
 
+@server_sees(Seen("sums", "the sum of all layers but those of normalisation"))
 @checked
 def fedbn(
     task: Task,

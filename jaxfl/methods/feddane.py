@@ -33,6 +33,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
+from jaxfl.methods.exposure import Seen, server_sees
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import Traceable, checked
 from jaxfl.server import aggregate, optimizers
@@ -49,6 +50,7 @@ class FedDANEState(NamedTuple):
     round: Array  # [] int32
 
 
+@server_sees(Seen("sums", "the sum of the gradients, then that of the models"))
 @checked
 def feddane(
     task: Task,

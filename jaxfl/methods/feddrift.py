@@ -49,6 +49,7 @@ from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method, Participation
+from jaxfl.methods.exposure import Seen, server_sees
 from jaxfl.methods.parts.by_cluster import cluster_training
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import Traceable, checked, is_known
@@ -221,6 +222,9 @@ def drift_risks(task: Task, measure: Measure) -> Risks:
     return risks
 
 
+@server_sees(
+    Seen("numbers", "the risks of all models on each client's rows, when a time step begins; else sums of models")
+)
 @checked
 def feddrift(
     task: Task,

@@ -39,6 +39,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_owners
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
+from jaxfl.methods.exposure import Seen, server_sees
 from jaxfl.methods.parts import everybody
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import Traceable, checked
@@ -72,6 +73,7 @@ class FedDynState(NamedTuple):
     round: Array  # [] int32
 
 
+@server_sees(Seen("sums", "the sum of the updates"))
 @checked
 def feddyn(
     task: Task,

@@ -45,6 +45,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method, Participation
+from jaxfl.methods.exposure import Seen, server_sees
 from jaxfl.methods.parts import competing, newcomers
 from jaxfl.methods.parts.expectation import WeightStep, count_leading, expectation, maximisation
 from jaxfl.random import Stream, key_for
@@ -66,6 +67,15 @@ class FedEMState(NamedTuple):
     round: Array  # [] int32
 
 
+@server_sees(
+    Seen("sums", "a sum of models for each of the K learners"),
+    Seen(
+        "numbers",
+        "a sum of models for each of the K learners, and the weights pi of absent clients",
+        options={"mean_over": "everybody", "weighting": "responsibilities"},
+    ),
+    presets=PRESETS,
+)
 @checked
 def fedem(
     task: Task,

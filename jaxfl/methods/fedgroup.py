@@ -44,6 +44,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Join, Method, Participation
+from jaxfl.methods.exposure import Seen, server_sees
 from jaxfl.methods.parts import newcomers
 from jaxfl.methods.parts.by_cluster import cluster_averaging, cluster_models
 from jaxfl.methods.parts.multi_centre import count_members
@@ -69,6 +70,7 @@ class FedGroupState(NamedTuple):
     round: Array  # [] int32
 
 
+@server_sees(Seen("updates", "a sum of models for each group", before="each client's first update"))
 @checked
 def fedgroup(
     task: Task,

@@ -37,6 +37,7 @@ from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.averaging import AveragingState, initial
 from jaxfl.methods.base import Info, Method
+from jaxfl.methods.exposure import Seen, server_sees
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import Traceable, checked, is_zero
 from jaxfl.server import aggregate, optimizers
@@ -48,6 +49,7 @@ NO_WIRE = "a client sends an update and its scale, and a channel that changes on
 PRESETS: dict[str, dict[str, Any]] = {"paper": {"tau_eff": "norm"}, "official": {"tau_eff": "steps"}}
 
 
+@server_sees(Seen("sums", "the sum of the normalised updates and of their scales"))
 @checked
 def fednova(
     task: Task,

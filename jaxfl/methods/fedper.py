@@ -24,6 +24,7 @@ from jaxfl.client.training import Train, local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Info, Method
+from jaxfl.methods.exposure import Seen, server_sees
 from jaxfl.methods.parts.personal import over_rows, personal_info
 from jaxfl.methods.parts.vectors import chosen_leaves
 from jaxfl.random import Stream, key_for
@@ -43,6 +44,7 @@ class FedPerState(NamedTuple):
     round: Array  # [] int32
 
 
+@server_sees(Seen("sums", "the sum of the base layers"))
 @checked
 def fedper(
     task: Task,

@@ -26,6 +26,7 @@ from jaxfl.client import conduct
 from jaxfl.client.part import train_part
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method
+from jaxfl.methods.exposure import Seen, server_sees
 from jaxfl.methods.fedper import partial_averaging
 from jaxfl.methods.parts.vectors import chosen_leaves
 from jaxfl.random import Stream, key_for
@@ -35,6 +36,7 @@ from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
 
+@server_sees(Seen("sums", "the sum of the base layers"))
 @checked
 def fedrep(
     task: Task,

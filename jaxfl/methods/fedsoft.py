@@ -45,6 +45,7 @@ from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.engine import over_clients, over_owners
 from jaxfl.methods import base
 from jaxfl.methods.base import Assign, Info, Method, Participation
+from jaxfl.methods.exposure import Seen, server_sees
 from jaxfl.methods.parts import competing
 from jaxfl.methods.parts.expectation import count_leading, row_losses_by_model
 from jaxfl.random import Stream, key_for
@@ -73,6 +74,7 @@ class FedSoftState(NamedTuple):
 Weigh = Callable[[Params, FederatedData, Array], Array]
 
 
+@server_sees(Seen("sums", "K sums of models, each with the shares of rows u as weights"))
 @checked
 def fedsoft(
     task: Task,

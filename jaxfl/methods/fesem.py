@@ -39,7 +39,8 @@ import optax
 
 from jaxfl.clustering.from_centres import CentreDistance
 from jaxfl.methods.base import Method, from_preset
-from jaxfl.methods.parts.multi_centre import index_rule, multi_centre
+from jaxfl.methods.exposure import server_sees
+from jaxfl.methods.parts.multi_centre import SEEN, index_rule, multi_centre
 from jaxfl.methods.parts.vectors import LAST_KERNEL
 from jaxfl.schema import Traceable, checked
 from jaxfl.server.aggregate import Weighting
@@ -51,6 +52,7 @@ PRESETS = {
 }
 
 
+@server_sees(SEEN)
 @checked
 def fesem(
     task: Task,

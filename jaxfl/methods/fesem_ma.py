@@ -35,14 +35,16 @@ import optax
 from jaxfl import tree
 from jaxfl.clustering.from_centres import squared_l2
 from jaxfl.methods.base import Method
+from jaxfl.methods.exposure import server_sees
 from jaxfl.methods.parts import matching
-from jaxfl.methods.parts.multi_centre import CentreRule, multi_centre
+from jaxfl.methods.parts.multi_centre import SEEN, CentreRule, multi_centre
 from jaxfl.schema import Traceable, checked, is_known, is_zero
 from jaxfl.server.aggregate import Weighting
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Params
 
 
+@server_sees(SEEN)
 @checked
 def fesem_ma(
     task: Task,

@@ -41,6 +41,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method, Participation
+from jaxfl.methods.exposure import Seen, server_sees
 from jaxfl.methods.parts.by_cluster import cluster_averaging
 from jaxfl.methods.parts.one_shot import add_exchange, cluster_clients, grow, train_once
 from jaxfl.methods.parts.vectors import compared_leaves, to_vector
@@ -66,6 +67,7 @@ class FLHCState(NamedTuple):
     placed: Array  # [N] bool, has a cluster
 
 
+@server_sees(Seen("representations", "after the warm-up a sketch of each client's update, once; else sums of models"))
 @checked
 def flhc(
     task: Task,

@@ -19,6 +19,7 @@ from there). FedJAX's starts from models of single clients with high losses unde
 import optax
 
 from jaxfl.methods.base import Method
+from jaxfl.methods.exposure import server_sees
 from jaxfl.methods.ifca import ifca
 from jaxfl.methods.parts import competing
 from jaxfl.schema import Traceable, checked
@@ -26,6 +27,7 @@ from jaxfl.server.aggregate import Weighting
 from jaxfl.tasks import Task
 
 
+@server_sees(*competing.SEEN)
 @checked
 def hypcluster(
     task: Task,

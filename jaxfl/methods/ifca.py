@@ -38,6 +38,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method, Participation, Reads
+from jaxfl.methods.exposure import server_sees
 from jaxfl.methods.parts import competing
 from jaxfl.methods.parts.competing import JudgingRows, assigning, cluster_choice, model_losses
 from jaxfl.methods.parts.multi_centre import count_members
@@ -59,6 +60,7 @@ class IFCAState(NamedTuple):
     round: Array  # [] int32
 
 
+@server_sees(*competing.SEEN)
 @checked
 def ifca(
     task: Task,

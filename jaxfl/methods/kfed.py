@@ -30,6 +30,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method, Participation
+from jaxfl.methods.exposure import Seen, server_sees
 from jaxfl.methods.parts.by_cluster import cluster_averaging
 from jaxfl.methods.parts.one_shot import add_exchange, nearest_centre, train_all_once
 from jaxfl.methods.parts.vectors import compared_leaves, to_vector
@@ -49,6 +50,9 @@ class KFedState(NamedTuple):
     round: Array  # [] int32
 
 
+@server_sees(
+    Seen("representations", "a sum of models for each cluster", before="a sketch of each client's first model")
+)
 @checked
 def kfed(
     task: Task,

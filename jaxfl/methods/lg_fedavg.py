@@ -30,6 +30,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method, Participation
+from jaxfl.methods.exposure import Seen, server_sees
 from jaxfl.methods.parts.personal import mark_trained, over_rows, personal_info
 from jaxfl.methods.parts.vectors import chosen_leaves
 from jaxfl.random import Stream, key_for
@@ -52,6 +53,7 @@ class LGState(NamedTuple):
     round: Array  # [] int32
 
 
+@server_sees(Seen("sums", "the sum of the shared layers, and in the warm-up of all layers"))
 @checked
 def lg_fedavg(
     task: Task,

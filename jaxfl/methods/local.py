@@ -14,6 +14,7 @@ from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Info, Method
+from jaxfl.methods.exposure import Seen, server_sees
 from jaxfl.methods.parts.personal import over_rows, personal_info
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
@@ -29,6 +30,7 @@ class LocalState(NamedTuple):
     round: Array  # [] int32
 
 
+@server_sees(Seen("nothing", "nothing"))
 @checked
 def local(
     task: Task,

@@ -44,6 +44,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Join, Method, Participation
+from jaxfl.methods.exposure import Seen, server_sees
 from jaxfl.methods.parts import newcomers
 from jaxfl.methods.parts.by_cluster import cluster_averaging, cluster_models
 from jaxfl.methods.parts.one_shot import all_clients, cluster_clients, grow
@@ -73,6 +74,9 @@ class PACFLState(NamedTuple):
     round: Array  # [] int32
 
 
+@server_sees(
+    Seen("data", "a sum of models for each cluster", before="the leading singular vectors of each client's inputs")
+)
 @checked
 def pacfl(
     task: Task,

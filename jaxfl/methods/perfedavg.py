@@ -50,6 +50,7 @@ from jaxfl.client.training import local_train
 from jaxfl.data.clients import Batch
 from jaxfl.methods.averaging import averaging
 from jaxfl.methods.base import Method
+from jaxfl.methods.exposure import Seen, server_sees
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import Traceable, checked, is_known
 from jaxfl.server.aggregate import Weighting
@@ -61,6 +62,7 @@ DELTA = 0.1  # of the differences of gradients, see above
 Order = Literal["first", "exact", "hessian-free"]
 
 
+@server_sees(Seen("sums", "the sum of the models"))
 @checked
 def perfedavg(
     task: Task,

@@ -38,6 +38,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method, from_preset
+from jaxfl.methods.exposure import Seen, server_sees
 from jaxfl.methods.parts.personal import mark_trained, over_rows, personal_info
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import Traceable, checked, is_known
@@ -63,6 +64,7 @@ class PFedMeState(NamedTuple):
     round: Array  # [] int32
 
 
+@server_sees(Seen("sums", "the sum of the local models w_i"))
 @checked
 def pfedme(
     task: Task,

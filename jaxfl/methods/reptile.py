@@ -20,11 +20,13 @@ import optax
 from jaxfl.client.training import local_train
 from jaxfl.methods.averaging import averaging
 from jaxfl.methods.base import Method
+from jaxfl.methods.exposure import Seen, server_sees
 from jaxfl.schema import Traceable, checked, is_known
 from jaxfl.server.aggregate import Weighting
 from jaxfl.tasks import Task
 
 
+@server_sees(Seen("sums", "the sum of the models"))
 @checked
 def feddist(
     task: Task,
@@ -56,6 +58,7 @@ def feddist(
     return _reptile(task, optimizer, step_size, local_epochs, batch_size, weighting="uniform")
 
 
+@server_sees(Seen("sums", "the sum of the models"))
 @checked
 def feddws(
     task: Task,

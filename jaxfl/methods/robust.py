@@ -41,6 +41,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method, Participation
+from jaxfl.methods.exposure import Seen, server_sees
 from jaxfl.methods.parts.one_shot import add_exchange, nearest_centre, train_all_once
 from jaxfl.methods.parts.vectors import compared_leaves, to_vector
 from jaxfl.random import Stream, key_for
@@ -61,6 +62,7 @@ class RobustState(NamedTuple):
     round: Array  # [] int32
 
 
+@server_sees(Seen("updates", "the model of each client", before="a sketch of each client's first model"))
 @checked
 def robust(
     task: Task,

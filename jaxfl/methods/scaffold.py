@@ -37,6 +37,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_owners
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
+from jaxfl.methods.exposure import Seen, server_sees
 from jaxfl.methods.parts import everybody
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
@@ -59,6 +60,7 @@ class ScaffoldState(NamedTuple):
     round: Array  # [] int32
 
 
+@server_sees(Seen("sums", "the sum of the models and of the changes of the control variates"))
 @checked
 def scaffold(
     task: Task,

@@ -43,8 +43,9 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Join, Method, Round, from_preset
+from jaxfl.methods.exposure import server_sees
 from jaxfl.methods.parts import newcomers
-from jaxfl.methods.parts.multi_centre import CentreRule, FeSEMState, count_members, index_rule, multi_centre
+from jaxfl.methods.parts.multi_centre import SEEN, CentreRule, FeSEMState, count_members, index_rule, multi_centre
 from jaxfl.methods.parts.one_shot import add_exchange
 from jaxfl.methods.parts.vectors import LAST_KERNEL, to_vector
 from jaxfl.random import Stream, key_for
@@ -60,6 +61,7 @@ PRESETS = {
 }
 
 
+@server_sees(SEEN)
 @checked
 def wecfl(
     task: Task,

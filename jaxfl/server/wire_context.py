@@ -13,7 +13,13 @@ from jaxfl.typing import Params
 
 
 class ActiveWire(Protocol):
-    """The functions of a wire that the engine and `jaxfl.methods.base.info` call."""
+    """The functions of a wire that the engine and `jaxfl.methods.base.info` call.
+
+    Attributes:
+        changes_sums: whether the sums may be others than without the wire.
+    """
+
+    changes_sums: bool
 
     def over(self, run: Callable, fn: Callable, shared: Any, cohort: Any, own: Any, rows: Sequence[Params]) -> tuple:
         """Returns `run(fn, shared, cohort, own, rows)`, with contributions that have been through the wire."""
@@ -49,11 +55,12 @@ def activated(wire: ActiveWire) -> Iterator[None]:
 
 
 def refuse_wire(what: str, reason: str) -> None:
-    """Raises ValueError if a wire is set: called by methods, or under options, whose contributions it cannot change.
+    """Raises ValueError if a wire that changes sums is set, by methods, or with options, whose sums it cannot change.
 
     Args:
         what: the method, or its option with the value.
         reason: a clause with the reason and the remedy.
     """
-    if active_wire() is not None:
+    wire = active_wire()
+    if wire is not None and wire.changes_sums:
         raise ValueError(f"{what} takes no wire: {reason}.")

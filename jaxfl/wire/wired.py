@@ -105,6 +105,8 @@ class _Collected(NamedTuple):
 class _RoundWire:
     """The wire of one round, while the round is traced."""
 
+    changes_sums = True
+
     def __init__(self, channel: Transform | None, aggregator: Aggregator | None, min_sum: int, key: Key):
         self.channel, self.aggregator, self.min_sum, self.key = channel, aggregator, min_sum, key
         self.passes = 0

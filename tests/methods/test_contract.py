@@ -5,6 +5,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import struct
 from jax.experimental import io_callback
@@ -15,19 +16,20 @@ from jaxfl.methods.averaging import AveragingState
 from jaxfl.methods.base import keep_clusters, write_clusters
 from jaxfl.schema import describe, function_options, literal_values
 from jaxfl.testing import CHECKS
+from jaxfl.testing.small import case_options, linear_task
 from tests.messages import mentions
 
 # Of different kinds: one model, a model of each client, a split model, given clusters, splits, and merges.
 CORE = ("fedavg", "ditto", "fedper", "ifca", "cfl", "stocfl")
 # These compile programs of their own. All others share one program of a round.
-DEAR = ("chunks", "devices", "padding rows", "padding clients", "seed", "cuts", "growth")
+DEAR = ("chunks", "devices", "padding rows", "padding clients", "seed", "cuts", "growth", "server sees")
 # Method by method, so that the checks of one share what they compiled.
 PAIRS = [
     pytest.param(
         name,
         check,
         id=f"{name}-{check.replace(' ', '_')}",
-        marks=[pytest.mark.rotating("name")] if name not in CORE and check in DEAR else [],
+        marks=[pytest.mark.rotating("name")] if check in DEAR and name not in CORE or check == "server sees" else [],
     )
     for name in METHODS
     for check in CHECKS
@@ -64,6 +66,51 @@ def test_no_option_of_text_is_free(name):
     """What takes a few words says which; only patterns of names of parameters are any text."""
     free = [option for option in function_options(METHODS[name].factory).values() if option.hint in (str, str | None)]
     assert free == []
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_declares_what_its_row_does(name):
+    row = METHODS[name]
+    method = row.factory(linear_task(), optax.sgd(0.3), **case_options(row))
+    assert method.server_sees == row.server_sees == row.seen(row.small).level != "unknown"
+    assert all(set(seen.options) <= set(row.options) for seen in row.factory.seen)
+
+
+# Options with which a server sees more, or no more, than with the default ones.
+SEEN = {
+    "ifca-balanced": ("ifca", {"start": "balanced"}, "numbers"),
+    "ifca-kmeans++": ("ifca", {"start": "kmeans++", "warmup_rounds": 1}, "updates"),
+    "ifca-groups": ("ifca", {"start": "groups", "warmup_rounds": 1}, "sums"),
+    "fedem-cohort": ("fedem", {"mean_over": "cohort", "weighting": "responsibilities"}, "sums"),
+    "fedem-official": ("fedem", {"preset": "official", "mean_over": None, "weighting": "responsibilities"}, "numbers"),
+    "stocfl-official": ("stocfl", {"preset": "official"}, "updates"),
+    "wecfl-official": ("wecfl", {"preset": "official"}, "updates"),
+}
+
+
+@pytest.mark.rotating(weeks=8)
+@pytest.mark.parametrize("case", SEEN)
+def test_options_change_what_the_server_sees(case):
+    name, options, level = SEEN[case]
+    row = METHODS[name]._replace(small=METHODS[name].small | options)
+    assert row.seen(row.small).level == level
+    CHECKS["server sees"](row)
+
+
+def test_a_method_around_another_one_declares_what_that_one_does():
+    task, optimizer = linear_task(), optax.sgd(0.3)
+    for solver, level in ((methods.ifca(task, optimizer), "sums"), (methods.fesem(task, optimizer), "updates")):
+        assert methods.ditto(task, optimizer, solver=solver).server_sees == level
+    alone = methods.fedavg(task, optimizer)._replace(server_sees=None)
+    assert methods.ditto(task, optimizer, solver=alone).server_sees == "unknown"
+    assert methods.fedavg(task, optimizer, update="chain").server_sees == "updates"
+
+
+def test_a_check_tells_what_an_undeclared_server_sees():
+    def factory(task, optimizer):
+        return METHODS["ifca"].factory(task, optimizer, num_clusters=2)._replace(server_sees=None)
+
+    assert "sums alone" in CHECKS["server sees"](Row(factory, "", ""))
 
 
 def test_the_registry_is_the_one_list():
@@ -222,6 +269,7 @@ BROKEN = {
     "held out clients": lambda method: method._replace(assign=keep_clusters),
     "loss falls": after_round(lambda state, info, cohort: jax.tree.map(jnp.zeros_like, state)),
     "planted clusters": after_round(lambda state, info, cohort: state),
+    "server sees": after_round(lambda state, info, cohort: plus(state, info.loss.sum())),
     "cuts": changed_by_a_look,
     "growth": growing_forgetfully,
 }

@@ -58,6 +58,7 @@ from jaxfl.methods.cfl import splitting
 from jaxfl.methods.cfl import state as split_state
 from jaxfl.methods.cfl.rule import SIMILARITIES, ClientMetric, SplitRule, ready_clusters, split_if_ready
 from jaxfl.methods.cfl.state import CFLState, ClientReport, apply_splits, grow, initial_state, record_reports
+from jaxfl.methods.exposure import Seen, server_sees
 from jaxfl.methods.parts.vectors import LAST_KERNEL, Compared, compared_leaves, to_vector
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import Traceable, checked
@@ -101,6 +102,9 @@ PRESETS["fesem"] = PRESETS["paper"] | {
 }
 
 
+@server_sees(
+    Seen("representations", "a sketch of each client's update, the last of which is stored, and norms; sums of updates")
+)
 @checked
 def cfl(
     task: Task,

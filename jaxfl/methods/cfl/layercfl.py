@@ -34,6 +34,7 @@ from jaxfl.client.training import local_train
 from jaxfl.methods.base import Method
 from jaxfl.methods.cfl import PRESETS as CFL_PRESETS
 from jaxfl.methods.cfl import cfl, preset_rule, splitting_clusters
+from jaxfl.methods.exposure import Seen, server_sees
 from jaxfl.models.layer_kinds import kernel_layers
 from jaxfl.schema import Traceable, checked
 from jaxfl.server.aggregate import Weighting
@@ -44,6 +45,7 @@ Environment = Literal["feature", "label", "unknown"]
 PRESETS = {"paper": {name: CFL_PRESETS["paper"][name] for name in ("eps1", "eps2", "gamma_max")}}  # where relative
 
 
+@server_sees(Seen("representations", "a sketch of some layers of each client's update, and norms; sums of updates"))
 @checked
 def layercfl(
     task: Task,
@@ -104,6 +106,7 @@ def layercfl(
     )
 
 
+@server_sees(Seen("representations", "a sketch of the dense layers of each client's model, and norms; sums of updates"))
 @checked
 def adacfl(
     task: Task,

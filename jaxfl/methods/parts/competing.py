@@ -25,6 +25,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Assign
+from jaxfl.methods.exposure import Seen
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked, is_known
 from jaxfl.tasks import Task
@@ -32,6 +33,12 @@ from jaxfl.typing import Array, Key, Params
 
 StartKind = Literal["random", "balanced", "groups", "kmeans++"]
 JudgingRows = Literal["train", "test"]
+SUMS = "a sum of models for each of the K clusters, which clients choose"
+SEEN = (
+    Seen("sums", SUMS),
+    Seen("numbers", SUMS, "the choice of each client among K models, up to 100 times", {"start": "balanced"}),
+    Seen("updates", SUMS, "the models of K single clients, and the losses of all", {"start": "kmeans++"}),
+)
 MAX_DRAWS = 100  # of K random models, until they are balanced
 MAX_JUDGES = 1000  # clients whose losses decide on a start, at most
 

@@ -23,6 +23,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Init, Method, Participation, takes_part
+from jaxfl.methods.exposure import Seen
 from jaxfl.methods.parts.one_shot import add_exchange, all_clients, nearest_centre, train_all_once
 from jaxfl.methods.parts.vectors import compared_leaves, to_vector
 from jaxfl.random import Stream, key_for
@@ -60,6 +61,9 @@ def share_of_rows(data: FederatedData, client: Array) -> Array:
     dtype = jnp.result_type(float)
     mean = jnp.where(real, data.train.size, 0).sum().astype(dtype) / jnp.maximum(real.sum(), 1).astype(dtype)
     return mean / jnp.maximum(data.train.size[client], 1).astype(dtype)
+
+
+SEEN = Seen("updates", "the model of each client, to compare it with all centres", before="each client's first model")
 
 
 class FeSEMState(NamedTuple):

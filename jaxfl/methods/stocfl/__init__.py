@@ -41,6 +41,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.methods import base
 from jaxfl.methods.averaging import Update, fedavg
 from jaxfl.methods.base import Info, Method, Participation
+from jaxfl.methods.exposure import Seen, server_sees
 from jaxfl.methods.parts.by_cluster import cluster_training
 from jaxfl.methods.stocfl import merging
 from jaxfl.methods.stocfl.joining import joining
@@ -73,6 +74,11 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+@server_sees(
+    Seen("representations", "a gradient (Psi) of each client, when it first takes part; then sums of models"),
+    Seen("updates", "Psi of each client, and its global model, which it hands on", options={"update": "chain"}),
+    presets=PRESETS,
+)
 @checked
 def stocfl(
     task: Task,

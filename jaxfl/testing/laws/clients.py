@@ -1,25 +1,35 @@
-"""Laws about clients: diverged and empty clients, served models, and found clusters."""
+"""Laws about clients: diverged and empty clients, served models, found clusters, and what a server sees of a client."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxfl import tree
-from jaxfl.methods.base import Row
+from jaxfl.cohort import Cohort
+from jaxfl.data.clients import FederatedData
+from jaxfl.data.synthetic import clustered_linear
+from jaxfl.methods.base import Method, Row
+from jaxfl.server import aggregate
+from jaxfl.server.wire_context import activated
 from jaxfl.simulation.host.rows import ResidentRows, row_places, with_field
 from jaxfl.testing.compare import (
     assert_close,
     assert_equal,
     assert_finite,
     assert_same_partition,
+    leaves,
     leaves_without_cluster,
 )
 from jaxfl.testing.small import (
+    CLASSES,
     CLIENTS,
     COHORT,
     EMPTY,
+    FEATURES,
     HELD_OUT,
     SICK,
     case,
@@ -28,6 +38,9 @@ from jaxfl.testing.small import (
     small_cohort,
     windowed,
 )
+from jaxfl.typing import Array, Key, Params
+
+WRONG = (1, 3, 5, 7)  # one planted group, whose records are those of the other one, in a check
 
 
 def check_sick_client(row: Row) -> None:
@@ -187,3 +200,87 @@ def check_held_out_clients(row: Row) -> str | None:
         assigned.cluster, data.group, "held-out clients must be served the model of their group's cluster"
     )
     return None
+
+
+def check_server_sees(row: Row) -> str | None:
+    """With wrong records of some clients beside the sums the server does the same, exactly if it sees sums alone.
+
+    A record may be for its client alone, such as its choice among K models: the clients with wrong records are not in
+    the second of the two rounds, and their rows of the state are not compared.
+    """
+    method = case(row).method
+    init, round = with_wrong_records(method)
+    data, key, ids = federation(ragged=False, rows=40), jax.random.key(0), np.arange(CLIENTS)
+    right = np.setdiff1d(ids, WRONG)
+
+    def two_rounds(wrong: Array) -> Any:
+        state = round(wrong, key, init(wrong, key, data), data, full_cohort())
+        return round(wrong, key, state, data, small_cohort(right.tolist()))
+
+    rows = rows_left(method, key, data, right)
+    seen, other = (rows(two_rounds(jnp.asarray(wrong))) for wrong in (ids < 0, np.isin(ids, WRONG)))
+    differ = [name for name in seen if seen[name].tobytes() != other[name].tobytes()]
+    if method.server_sees in (None, "unknown"):
+        found = f"{', '.join(differ)} depend on records of single clients" if differ else "the server sees sums alone"
+        return f"not run: the method does not declare server_sees; {found}, on the battery's federation"
+    law, sums_alone = f"a method whose server_sees is {method.server_sees}", method.server_sees in ("nothing", "sums")
+    assert not (sums_alone and differ), f"{law} must not use records of single clients, as for {', '.join(differ)}"
+    assert sums_alone or differ, f"{law} must use records of single clients, but only sums change its state"
+    return None
+
+
+class _WrongRecords:
+    """A wire that changes no sum, and gives the server other clients' records, and old rows, in place of some."""
+
+    changes_sums = False
+
+    def __init__(self, wrong: Array):
+        self.wrong = wrong  # [N] bool
+
+    def over(self, run: Callable, fn: Callable, shared: Any, cohort: Cohort, own: Any, rows: Sequence[Params]) -> tuple:
+        """Returns a pass over the clients, with the record of the client before it in the place of each wrong one."""
+
+        def client(*given: Any) -> tuple:
+            sums, *rest = fn(*given)
+            plain = jax.tree.map(lambda one: replace(one, start=None), sums, is_leaf=aggregate.is_contribution)
+            return plain, *rest
+
+        sums, kept, after = run(client, shared, cohort, own, rows)
+        kept = tree.where(self.wrong[cohort.ids], jax.tree.map(lambda leaf: jnp.roll(leaf, 1, 0), kept), kept)
+        return sums, kept, after if own is None else tree.where(self.wrong, own, after)
+
+    def num_bytes(self, message: Params) -> float:
+        """Returns the bytes of a message that is sent as it is."""
+        return tree.num_bytes(message)
+
+
+def with_wrong_records(method: Method) -> tuple[Callable, Callable]:
+    """Returns `init(wrong, key, data) -> state` and `round(wrong, key, state, data, cohort) -> state`, compiled.
+
+    Args:
+        method: its server receives wrong records of the clients of `wrong [N]`.
+    """
+
+    def init(wrong: Array, key: Key, data: FederatedData) -> Any:
+        with activated(_WrongRecords(wrong)):
+            return method.init(key, data)
+
+    def round(wrong: Array, key: Key, state: Any, data: FederatedData, cohort: Cohort) -> Any:
+        with activated(_WrongRecords(wrong)):
+            return method.round(key, state, data, cohort)[0]
+
+    return jax.jit(init), jax.jit(round)
+
+
+def rows_left(method: Method, key: Key, data: FederatedData, ids: np.ndarray) -> Callable[[Any], dict[str, np.ndarray]]:
+    """Returns `state -> leaves by name`, with the rows of the clients `ids` alone where there is one for each client.
+
+    Those leaves are the ones whose length depends on the number of clients.
+    """
+    fewer = clustered_linear(CLIENTS - 1, 2, 12, FEATURES, CLASSES)
+    fewer = replace(fewer, held_out=np.zeros(CLIENTS - 1, bool))
+    all_rows, less = (tree.shapes(jax.eval_shape(method.init, key, each)) for each in (data, fewer))
+    shared = [one == other for one, other in zip(all_rows, less, strict=True)]
+    return lambda state: {
+        name: leaf if same else leaf[ids] for (name, leaf), same in zip(leaves(state).items(), shared, strict=True)
+    }

@@ -1,0 +1,87 @@
+"""Declarations of the server's view of clients, in sums alone or one by one: `@server_sees(Seen(...))` of a factory.
+
+A sum of several clients tells little of any of them, and less with noise on it; secure aggregation shows the server
+nothing else. Many clustered methods need more: their server compares clients. The levels, from least to most:
+
+    nothing           clients send nothing
+    sums              sums of the clients' contributions, by cluster
+    numbers           also a few numbers of each client, such as its losses
+    representations   also a vector that represents each client, such as a sketch of its update
+    updates           also the model or the update of each client
+    data              also statistics of each client's data
+
+That a client takes part, and its number of rows, is known to every server here. `Info` is for experimenters: it is not
+counted. `jaxfl.testing` checks a declaration, see `check_server_sees`.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, ParamSpec, get_args
+
+from jaxfl.schema import function_options
+
+ServerSees = Literal["nothing", "sums", "numbers", "representations", "updates", "data", "unknown"]
+LEVELS = get_args(ServerSees)
+P = ParamSpec("P")
+
+
+class Seen(NamedTuple):
+    """The view that the server of a method has of its clients.
+
+    Attributes:
+        level: the most that it is sent, before the rounds or in them; `"unknown"` if that is not declared.
+        rounds: what it is sent in the rounds, as a phrase.
+        before: what it is sent before the first round, as a phrase; empty if nothing.
+        options: the options' values with which this is so; none for all others.
+    """
+
+    level: ServerSees
+    rounds: str
+    before: str = ""
+    options: Mapping[str, Any] = {}
+
+
+def server_sees(
+    *seen: Seen, presets: Mapping[str, Mapping[str, Any]] | None = None
+) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
+    """Returns a decorator of factories: their methods have the level in `Method.server_sees`, unless they have one.
+
+    Args:
+        *seen: what the server is sent; with the default options first. The last one whose options are given counts.
+        presets: of the factory, see `Row.presets`.
+
+    >>> @server_sees(Seen("sums", "the sum of the models"), Seen("updates", "all models", options={"chain": True}))
+    ... def factory(*, chain: bool = False):
+    ...     from jaxfl.methods.base import Method
+    ...     return Method(*[None] * 4)
+    >>> factory().server_sees, factory(chain=True).server_sees
+    ('sums', 'updates')
+    """
+
+    def decorate(factory: Callable[P, Any]) -> Callable[P, Any]:
+        @functools.wraps(factory)
+        def make(*args: P.args, **options: P.kwargs) -> Any:
+            method = factory(*args, **options)
+            level = seen_with(make, options).level
+            return method._replace(server_sees=level) if method.server_sees is None else method
+
+        vars(make).update(seen=seen, seen_presets=presets or {})
+        return make
+
+    return decorate
+
+
+def seen_with(factory: Callable[..., Any], options: Mapping[str, Any]) -> Seen:
+    """Returns what the server of a factory's method with these options is sent; its level is unknown if not declared.
+
+    >>> from jaxfl.methods import ifca
+    >>> seen_with(ifca, {}).level, seen_with(ifca, {"start": "kmeans++"}).before
+    ('sums', 'the models of K single clients, and the losses of all')
+    """
+    declared: tuple[Seen, ...] = getattr(factory, "seen", ())
+    presets: Mapping[str, Mapping[str, Any]] = getattr(factory, "seen_presets", {})
+    values = {name: option.default for name, option in function_options(factory).items()} | dict(options)
+    given = {name: value for name, value in values.items() if value is not None}
+    given = {**presets.get(given.get("preset", ""), {}), **given}
+    fitting = [one for one in declared if one.options.items() <= given.items()]
+    return fitting[-1] if fitting else Seen("unknown", "what is not declared")
