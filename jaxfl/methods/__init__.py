@@ -21,6 +21,7 @@ from jaxfl.methods.ditto import ditto as ditto
 from jaxfl.methods.fedamp import fedamp as fedamp
 from jaxfl.methods.fedavg_ft import fedavg_ft as fedavg_ft
 from jaxfl.methods.fedavg_ft import fedprox_ft as fedprox_ft
+from jaxfl.methods.fedbabu import fedbabu as fedbabu
 from jaxfl.methods.fedbn import fedbn as fedbn
 from jaxfl.methods.feddane import feddane as feddane
 from jaxfl.methods.feddrift import feddrift as feddrift
@@ -122,6 +123,12 @@ PERSONAL: dict[str, Row] = {  # a model for each client, or a part of one
         "Li et al., ICLR 2021",
         small={"personal": "bias"},
         network="mlp-batch-norm",
+    ),
+    "fedbabu": Row(
+        fedbabu,
+        "a shared body under a head that stays as it was drawn, fine-tuned by each client",
+        "Oh et al., ICLR 2022",
+        small={"personal": "bias"},
     ),
     "perfedavg": Row(
         perfedavg,
