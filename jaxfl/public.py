@@ -5,8 +5,10 @@ from importlib.metadata import PackageNotFoundError, version
 from jaxfl import bench, data, methods, models, plots, testing, wire
 from jaxfl.analysis.choice import Choice, choose_num_clusters, elbow
 from jaxfl.analysis.class_confusion import ClassConfusion, class_confusion
+from jaxfl.analysis.empirical_privacy import epsilon_from_guesses, epsilon_from_rates
 from jaxfl.analysis.layer_profile import LayerProfile, layer_profile
 from jaxfl.analysis.local_sketches import ClientSimilarity, Sketches, client_similarity, local_sketches
+from jaxfl.analysis.membership import Membership, MembershipRisk, membership
 from jaxfl.analysis.thresholds import threshold_sweep
 from jaxfl.cohort import Plan
 from jaxfl.jobs.job import run_named
@@ -53,6 +55,8 @@ __all__ = [
     "LoadedRun",
     "LayerProfile",
     "Mapped",
+    "Membership",
+    "MembershipRisk",
     "Metrics",
     "Plan",
     "Result",
@@ -66,6 +70,8 @@ __all__ = [
     "client_similarity",
     "data",
     "elbow",
+    "epsilon_from_guesses",
+    "epsilon_from_rates",
     "footprint",
     "keep_programs",
     "layer_profile",
@@ -73,6 +79,7 @@ __all__ = [
     "load",
     "local_sketches",
     "matching",
+    "membership",
     "methods",
     "models",
     "multilabel",

@@ -7,6 +7,7 @@
 - Representations of StoCFL: `representations` in the plane and the clusters at every threshold (`threshold_sweep`).
 - Arrays: matrices of similarities or distances (`heatmap`, `heatmaps`), and how well they separate the true groups
   (`layer_gaps`, `gap_curves`, `bars`).
+- Membership inference of a run (`membership`): how well training rows are told from test rows.
 - A `choice` of the number of clusters, and the `scaling` of rounds on a machine.
 
 The figures belong to the caller alone: without pyplot, no figure stays open and no global setting changes.
@@ -22,6 +23,7 @@ from jaxfl.plots.gaps import bars, gap_curves, layer_gaps
 from jaxfl.plots.maps import models
 from jaxfl.plots.outcomes import class_confusion, confusion, personalisation
 from jaxfl.plots.representations import representations, threshold_sweep
+from jaxfl.plots.risks import membership
 from jaxfl.plots.runs import Run, clusters, convergence
 from jaxfl.plots.style import NO_CLUSTER_COLOR, OTHER_COLOR, palette
 
@@ -43,6 +45,7 @@ __all__ = [
     "is_image",
     "labels",
     "layer_gaps",
+    "membership",
     "models",
     "montage",
     "palette",

@@ -7,7 +7,7 @@ What is added up is the task's, see `jaxfl.tasks.Metrics`; the metrics of all cl
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -362,7 +362,7 @@ def _test_rows_evaluator(
         blocks = window_blocks(data, ids, plan, test_rows, assigns=assigns, trains=trains)
     else:
         blocks = resident_blocks(data, ids, plan, test_rows)
-    tests = _test_plan(plan, data)
+    tests = test_plan(plan, data)
     few = data if len(ids) == data.num_clients else data.subset(ids)
     note = {} if clients is None else {"eval_clients": len(ids)}
 
@@ -377,13 +377,8 @@ def _test_rows_evaluator(
             found = tuner(method, how, tests, shapes)(key, served, block.tested, block.ids, block.real)
             return jax.tree.map(lambda leaf: np.asarray(leaf)[block.real], found)
 
-        split = split_block if host_rows.has_host_rows(state) else lambda block: iter([block])
-        for block in itertools.chain.from_iterable(map(split, blocks())):
-            shapes = shapes_of(block.data, block.tested, block.ids)
-            served = host_rows.with_resident_rows(state, block.ids, plan.place)
-            if method.assign is not keep_clusters:  # else a copy of the state would be all that comes of it
-                served = assigner(method, plan, shapes)(key, served, block.data, block.ids, block.real)
-            own = block.ids[block.real]
+        for block, served in served_blocks(method, plan, key, state, blocks):
+            shapes, own = shapes_of(block.data, block.tested, block.ids), block.ids[block.real]
             cluster[own] = np.asarray(served.cluster)[own]
             if method.adapt is None:
                 plain.append(_test_pairs(tester(method, tests, shapes), served, block, cluster, tests))
@@ -420,6 +415,29 @@ def _test_rows_evaluator(
         return programs
 
     return Evaluator(evaluate, lowered)
+
+
+def served_blocks(
+    method: Method, plan: Plan, key: Key, state: Any, blocks: Blocks, beside: Sequence[int] | np.ndarray = ()
+) -> Iterator[tuple[Block, Any]]:
+    """Yields blocks of clients, each with the state whose `client_params` are the models that they are served.
+
+    Args:
+        method: the method.
+        plan: how the engine walks through the clients.
+        key: of the run.
+        state: after any round.
+        blocks: of `resident_blocks` or `window_blocks`.
+        beside: other clients whose models are wanted beside every block's.
+    """
+    split = split_block if host_rows.has_host_rows(state) else lambda block: iter([block])
+    for block in itertools.chain.from_iterable(map(split, blocks())):
+        wanted = np.concatenate([block.ids, np.asarray(beside, np.int32)])
+        served = host_rows.with_resident_rows(state, wanted, plan.place)
+        if method.assign is not keep_clusters:  # else a copy of the state would be all that comes of it
+            assign = assigner(method, plan, shapes_of(block.data, block.tested, block.ids))
+            served = assign(key, served, block.data, block.ids, block.real)
+        yield block, served
 
 
 def client_model(
@@ -474,7 +492,7 @@ def evaluation_bytes(method: Method, key: Key, state: Any, data: FederatedData, 
 
     state, data, ids = jax.tree.map(there, (state, data, jax.ShapeDtypeStruct((clients,), jnp.int32)))
     real, shapes = there(jax.ShapeDtypeStruct(ids.shape, bool)), shapes_of(data, data, ids)
-    tests = _test_plan(plan, data)
+    tests = test_plan(plan, data)
     if method.adapt is None:
         lowered = tester(method, tests, shapes).lower(state, data, ids, real)
     else:
@@ -517,7 +535,7 @@ def _pairs_at_once(count: int, block: Block, plan: Plan) -> int:
     return len(block.ids) if plan.chunk == 1 else min(len(block.ids), 1 << (count - 1).bit_length())
 
 
-def _test_plan(plan: Plan, data: FederatedData) -> Plan:
+def test_plan(plan: Plan, data: FederatedData) -> Plan:
     """Returns the plan of a test: the clients side by side have at most `ROWS_SIDE_BY_SIDE` rows in a step.
 
     A client may train on 50 rows and be tested on 10,000: as many as train side by side would not fit into memory.
