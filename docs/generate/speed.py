@@ -25,20 +25,27 @@ PEERS = {
 
 def cpu() -> str:
     """Returns the table of workloads on two CPU cores: every peer's time over jaxfl's, in several runs."""
-    lines = ["| workload | peer's time / jaxfl's | share of the matrix product | command |", "|---|---|---|---|"]
+    head = ("workload", "peer's time / jaxfl's", "compilation", "matrix product", "share of it", "command")
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name, runs in cpu_runs().items():
-        ratios = [
-            f"{PEERS[peer]} {_spread([run['ratio'][peer]['median'] for run in runs], '{:.2f}')}"
-            for peer in runs[0]["ratio"]
-        ]
+        ratios = [f"{PEERS[peer]} {_spread(values, '{:.2f}')}" for peer, values in _ratios_of(runs).items()]
         if not ratios:
             peak = max(run["peak_bytes"] for run in runs) / 1e9
             seconds = _spread([one for run in runs for one in run["seconds"]["jaxfl"]], "{:.0f}")
             ratios = [f"no peer; {seconds} s a round, at most {peak:.1f} GB"]
         share = _spread([100 * run["share_of_product"]["median"] for run in runs], "{:.0f}")
+        product = statistics.median(value for run in runs for value in run["product_gflops"])
+        compilation = _spread([run["compile_seconds"] for run in runs], "{:.1f}")
         what = f"{name.partition('-')[0].upper()}: {runs[0]['what']}"
-        lines.append(f"| {what} | {', '.join(ratios)} | {share} % | `python -m experiments.speed.rounds {name}` |")
+        cells = (what, ", ".join(ratios), f"{compilation} s", f"{product:.0f} GFLOP/s", f"{share} %")
+        lines.append(f"| {' | '.join(cells)} | `python -m experiments.speed.rounds {name}` |")
     return "\n".join(lines)
+
+
+def _ratios_of(runs: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """Returns the median ratios of every peer, in the order of `PEERS`, of the runs that it was part of."""
+    found = {peer: [run["ratio"][peer]["median"] for run in runs if peer in run["ratio"]] for peer in PEERS}
+    return {peer: values for peer, values in found.items() if values}
 
 
 def vmap() -> str:
@@ -91,9 +98,7 @@ def cpu_machine() -> str:
     runs = [run for runs in cpu_runs().values() for run in runs if run["peers"]]
     versions = {name: value for run in runs for name, value in {**run["versions"], **run["peers"]}.items()}
     told = ", ".join(f"{name} {versions[name]}" for name in ("jax", "fedjax", "pfl", "torch"))
-    product = statistics.median(value for run in runs for value in run["product_gflops"])
-    cores = f"{runs[0]['cores']} CPU cores, {told}"
-    return f"{cores}. A float32 matrix product ran at {product:.0f} GFLOP/s in turn with the rounds."
+    return f"{runs[0]['cores']} CPU cores, {told}."
 
 
 def cpu_runs() -> dict[str, list[dict[str, Any]]]:
@@ -111,7 +116,7 @@ def _by_workload(path: Path) -> dict[str, list[dict[str, Any]]]:
 def ratios() -> dict[str, dict[str, float]]:
     """Returns the median ratio of every workload and peer, for the picture."""
     return {
-        name: {peer: statistics.median(run["ratio"][peer]["median"] for run in runs) for peer in runs[0]["ratio"]}
+        name: {peer: statistics.median(values) for peer, values in _ratios_of(runs).items()}
         for name, runs in cpu_runs().items()
     }
 

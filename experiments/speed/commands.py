@@ -27,7 +27,7 @@ COMMANDS = {
         "run stocfl --data rotated-mnist --data-dir DIR --set threshold=auto",
     ),
     "mnist-rounds": (
-        "the same, twelve rounds",
+        "StoCFL on rotated MNIST as above, twelve rounds and one evaluation",
         "run stocfl --data rotated-mnist --data-dir DIR --set threshold=auto --rounds 12 --eval-every 12",
     ),
 }
