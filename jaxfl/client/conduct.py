@@ -13,6 +13,8 @@ from jaxfl.data.clients import Attack, FederatedData
 from jaxfl.random import Stream, key_for
 from jaxfl.typing import Array, Key, Params
 
+PERTURBING = ("sign-flip", "gaussian")  # the attacks by a client alone, on what it sends
+
 
 def is_late(key: Key, share: Array | float) -> Array:
     """Returns whether a client is a straggler `[]` bool, with probability `share`, by its key of the round."""
@@ -62,7 +64,7 @@ def scale_updates(updates: Params, rate: Array | None) -> Params:
 def perturb_model(key: Key, start: Params, trained: Params, data: FederatedData, client: Array) -> Params:
     """Returns the model that a client sends after training: `trained`, which an attacker perturbs."""
     attack = data.attack
-    if attack is None or attack.kind == "label-flip":
+    if attack is None or attack.kind not in PERTURBING:
         return trained
 
     def sign_flip() -> Params:
@@ -80,7 +82,7 @@ def perturb_model(key: Key, start: Params, trained: Params, data: FederatedData,
 def perturb_gradient(key: Key, gradient: Params, data: FederatedData, client: Array) -> Params:
     """Returns the gradient that a client sends, which an attacker perturbs."""
     attack = data.attack
-    if attack is None or attack.kind == "label-flip":
+    if attack is None or attack.kind not in PERTURBING:
         return gradient
 
     def sign_flip() -> Params:

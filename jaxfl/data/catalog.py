@@ -229,10 +229,10 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
             second domain, a source or `"negative"`. `held_out` is the share of clients, 0 to 1, that are held out of
             training and served as newcomers. `validation` is the share of each client's training rows that become
             validation rows, see `jaxfl.data.divide.set_apart`. `stragglers` is the share of a round's clients that are
-            late. `attack` (`"label-flip"`, `"sign-flip"` or `"gaussian"`) is the attack of `attackers`, a share of the
-            clients, at `attack_scale`; see `jaxfl.data.conditions`. `drift` (`"swap"`, `"rotate"` or `"new-group"`) is
-            the change of `drift_share` of the clients after `drift_round` rounds, when a share `arrive` of the clients
-            arrives and a share `leave` leaves; see `jaxfl.data.drift`.
+            late. `attack` (`"label-flip"`, `"sign-flip"`, ...) is the attack of `attackers`, a share of the clients or
+            some of them, at `attack_scale`; see `jaxfl.data.conditions`. `drift` (`"swap"`, `"rotate"` or
+            `"new-group"`) is the change of `drift_share` of the clients after `drift_round` rounds, when a share
+            `arrive` of the clients arrives and a share `leave` leaves; see `jaxfl.data.drift`.
 
     Raises:
         ValueError: an unknown name or option, or an invalid value.

@@ -15,14 +15,17 @@ Attackers train theta_i from theta like all clients. Kinds of attacks:
     label-flip   labels y of their training rows are L - 1 - y (Fang et al., USENIX Security 2020)
     sign-flip    they send theta - scale * (theta_i - theta) (Li et al., "RSA", AAAI 2019)
     gaussian     they send theta + scale * z, z standard normal in every number (Ditto's A2, Li et al., ICML 2021)
+    alie, ipm, mimic, same, minmax, replace
+                 they know the honest updates of the round and collude, see `jaxfl.wire.attacks`
 
-Where a gradient over all rows is sent (FedSGD, StoCFL's Psi), attackers send -scale * gradient or scale * z. All
-results of `local_train` and `full_gradient` count as sent, also a personal model; the evaluation therefore excludes
-attackers. Their losses are honest, so that they join the cluster with the best model for their data (under label-flip,
-for the flipped labels). Test rows never change.
+Attackers that collude act on the updates in the server's sums alone. Where a gradient over all rows is sent (FedSGD,
+StoCFL's Psi), the others send -scale * gradient or scale * z. All results of `local_train` and `full_gradient` count as
+sent, also a personal model; the evaluation therefore excludes attackers. Their losses are honest, so that they join the
+cluster with the best model for their data (under label-flip, for the flipped labels). Test rows never change.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import numpy as np
@@ -30,11 +33,16 @@ import numpy as np
 from jaxfl.data.building import check_no_drift
 from jaxfl.data.clients import Attack, FederatedData
 from jaxfl.data.labels import check_classes
+from jaxfl.data.partition.parts import check_numbers
+from jaxfl.files import user_path
 from jaxfl.random import host_rng
-from jaxfl.schema import checked
+from jaxfl.schema import check_name, checked
 
-AttackKind = Literal["label-flip", "sign-flip", "gaussian"]
+AttackKind = Literal["label-flip", "sign-flip", "gaussian", "alie", "ipm", "mimic", "same", "minmax", "replace"]
 ATTACK_KINDS: tuple[str, ...] = get_args(AttackKind)
+Attackers = float | tuple[int, ...] | str
+GROUP = "group:"  # before the name of a true group whose clients attack
+COLLUDING = ("alie", "ipm", "mimic", "same", "minmax", "replace")
 
 
 def hold_out(data: FederatedData, share: float, seed: int) -> FederatedData:
@@ -77,49 +85,135 @@ def straggle(data: FederatedData, share: float) -> FederatedData:
 
 
 @checked
-def attack(data: FederatedData, kind: AttackKind, share: float, *, seed: int = 0, scale: float = 1.0) -> FederatedData:
-    """Returns the federation in which a share of the clients attacks.
+def attack(
+    data: FederatedData, kind: AttackKind, share: Attackers, *, seed: int = 0, scale: float = 1.0
+) -> FederatedData:
+    """Returns the federation in which some of the clients attack.
 
     Args:
         data: the federation.
-        kind: `"label-flip"`, `"sign-flip"` or `"gaussian"`.
+        kind: `"label-flip"`, `"sign-flip"`, `"gaussian"` or one of `COLLUDING`.
         share: share of the clients that can attack: those not held out and with training rows. At least one of them
-            attacks, and at least one stays honest; 0 is no client.
+            attacks, and at least one stays honest; 0 is no client. Or which clients attack: their numbers,
+            `"group:NAME"` for those of a true group, `"group:NAME:SHARE"` for a share of them, or a text file with
+            numbers.
         seed: seed of the choice of attackers, the same clients for every kind, method and cohort.
-        scale: factor of their contributions; label-flip does not use it.
+        scale: factor of what they send; label-flip does not use it.
 
     Raises:
-        ValueError: an unknown kind, a share or scale out of range, too few clients, or a federation with attackers.
+        ValueError: an unknown kind or group, a share or scale out of range, a client that cannot attack, too few
+            clients, or a federation with attackers.
+        FileNotFoundError: there is no such file.
 
     >>> from jaxfl.data import synthetic
     >>> data = attack(synthetic.clustered_linear(10), "sign-flip", 0.2)
     >>> int(data.attack.attacker.sum()), data.attack.kind
     (2, 'sign-flip')
     """
-    if not 0 <= share < 1:
-        raise ValueError(f"attackers must be a share of the clients, 0 or more and below 1, got {share}; 0.2 is usual.")
     with np.errstate(over="ignore"):
         usable = 0 < np.float32(scale) < np.inf
     if not usable:
         raise ValueError(f"attack_scale must be above 0 and finite, got {scale}; 1 sends the reversed update.")
     if data.attack is not None:
         raise ValueError(f"attack must be applied to a federation without attackers, got one with {data.attack.kind}.")
-    if not share:
-        return data
-    able = np.asarray(data.train.size) > 0
-    if data.held_out is not None:
-        able &= ~np.asarray(data.held_out)
     if kind == "label-flip":
         check_classes(f"attack={kind}", data.labels, "use attack=sign-flip or gaussian")
-    candidates = np.flatnonzero(able)
-    if len(candidates) < 2:
-        raise ValueError(
-            f"attackers must leave an honest client, but only {len(candidates)} of {data.num_clients} clients train "
-            "and have rows; use more clients."
-        )
-    count = int(np.clip(round(share * len(candidates)), 1, len(candidates) - 1))
-    attacker = np.zeros(data.num_clients, bool)
-    attacker[host_rng(seed, "attack").permutation(candidates)[:count]] = True
+    attacker = choose_attackers(data, share, seed)
+    if not attacker.any():
+        return data
     train = dataclasses.replace(data.train, flipped=attacker) if kind == "label-flip" else data.train
     planned = Attack(attacker, np.asarray(scale, np.float32), kind)
     return dataclasses.replace(data, train=train, attack=planned)
+
+
+def choose_attackers(data: FederatedData, attackers: Attackers, seed: int) -> np.ndarray:
+    """Returns which clients attack `[N]` bool, see `attack`.
+
+    >>> from jaxfl.data import synthetic
+    >>> data = synthetic.clustered_linear(10, num_groups=2)
+    >>> [np.flatnonzero(choose_attackers(data, which, 0)).tolist() for which in ((3, 7), "group:1", "group:1:0.4")]
+    [[3, 7], [5, 6, 7, 8, 9], [6, 8]]
+    """
+    able = np.asarray(data.train.size) > 0
+    if data.held_out is not None:
+        able &= ~np.asarray(data.held_out)
+    candidates = able
+    if not isinstance(attackers, str):
+        share = attackers
+    elif attackers.startswith(GROUP):
+        members, share = _group_members(data, attackers)
+        candidates = able & members
+    else:
+        share = _numbers_of_file(attackers)
+    if not isinstance(share, (float, int)):
+        return _chosen_clients(share, able)
+    whole = share == 1 and share is not attackers  # a group's
+    if not (0 <= share < 1 or whole):
+        raise ValueError(
+            f"attackers must be a share of the clients, 0 or more and below 1, got {attackers}; 0.2 is usual."
+        )
+    order, attacker = np.flatnonzero(candidates), np.zeros(data.num_clients, bool)
+    if not share:
+        return attacker
+    if able.sum() < 2 or not len(order) or (whole and len(order) == able.sum()):
+        raise ValueError(
+            f"attackers must leave an honest client, but only {able.sum()} of {data.num_clients} clients train and "
+            f"have rows, got {attackers} with {len(order)} of these; use more clients."
+        )
+    count = int(np.clip(round(share * len(order)), 1, max(len(order) - (not whole), 1)))
+    attacker[host_rng(seed, "attack").permutation(order)[:count]] = True
+    return attacker
+
+
+def _chosen_clients(numbers: Sequence[int], able: np.ndarray) -> np.ndarray:
+    """Returns the mask `[N]` of some clients, which train and have rows, and are not all of those."""
+    check_numbers("attackers", np.asarray(numbers))
+    outside = [number for number in numbers if not 0 <= number < len(able)]
+    if outside or not len(numbers):
+        got = outside[0] if outside else "none"
+        raise ValueError(f"attackers must be client numbers from 0 to {len(able) - 1}, got {got}.")
+    attacker = np.zeros(len(able), bool)
+    attacker[np.asarray(numbers)] = True
+    if (idle := np.flatnonzero(attacker & ~able)).size:
+        raise ValueError(f"attackers must be clients that train and have rows, got {idle[0]}; leave it out.")
+    if not (able & ~attacker).any():
+        raise ValueError(f"attackers must leave an honest client, got all {attacker.sum()} clients that train.")
+    return attacker
+
+
+def _group_members(data: FederatedData, text: str) -> tuple[np.ndarray, float]:
+    """Returns the clients `[N]` bool of the group that a text names, `group:NAME` or `group:NAME:SHARE`, and the share.
+
+    A name is one of the federation's `group_names`, or the number of a group.
+    """
+    if data.group is None:
+        raise ValueError(f"attackers must be a share or client numbers where no true groups are known, got {text}.")
+    group = np.asarray(data.group)
+    names = {str(number): number for number in np.unique(group).tolist()}
+    names |= {name: number for number, name in enumerate(data.group_names)}
+    name, _, share = text.removeprefix(GROUP).rpartition(":")
+    if (whole := text.removeprefix(GROUP)) in names:
+        name, share = whole, "1"
+    check_name("group of attackers", name or whole, names)
+    try:
+        return group == names[name], float(share)
+    except ValueError:
+        raise ValueError(
+            f"attackers must have a number after the group's name, got {text}; 0.5 is half of it."
+        ) from None
+
+
+def _numbers_of_file(file: str) -> list[int]:
+    """Returns the client numbers of a text file, apart by spaces, commas or lines."""
+    path = user_path(file)
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"attackers must be a share, client numbers, group:NAME or a file with numbers, got {file!r}: no such file."
+        )
+    words = path.read_text(encoding="utf-8").replace(",", " ").split()
+    wrong = [word for word in words if not word.isdecimal()]
+    if wrong or not words:
+        raise ValueError(
+            f"attackers must be a file with client numbers, got {wrong[0] if wrong else 'none'!r} in {file}."
+        )
+    return [int(word) for word in words]

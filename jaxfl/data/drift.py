@@ -232,7 +232,7 @@ def apply_conditions(
     *,
     stragglers: float = 0.0,
     attack: conditions.AttackKind | None = None,
-    attackers: float | None = None,
+    attackers: conditions.Attackers | None = None,
     attack_scale: float = 1.0,
     drift: DriftKind | None = None,
     drift_round: int | None = None,
@@ -246,9 +246,11 @@ def apply_conditions(
     Args:
         data: the federation.
         stragglers: share of a round's clients that are late, and train for fewer epochs.
-        attack: kind of attack: flip the labels of training rows, send a reversed update, or send noise.
-        attackers: share of the clients that attack.
-        attack_scale: factor of the attackers' contributions.
+        attack: kind of attack: flip the labels of training rows, send a reversed update, send noise, or collude (see
+            `jaxfl.wire.attacks`).
+        attackers: share of the clients that attack; or their numbers, group:NAME, group:NAME:SHARE, or a text file
+            with numbers.
+        attack_scale: factor of what attackers send.
         drift: change of the clients' data after drift_round rounds, see `jaxfl.data.drift`.
         drift_round: number of rounds before the data change, or clients arrive or leave.
         drift_share: share of the clients whose data change; none is 0.5 for swap, 1 for rotate, 0.25 for new-group.

@@ -13,13 +13,17 @@ from jaxfl.typing import Params
 
 
 class ActiveWire(Protocol):
-    """The functions of a wire that the engine and `jaxfl.methods.base.info` call.
+    """The part of a wire that the engine, `jaxfl.methods.base.info` and refusals read.
 
     Attributes:
         changes_sums: whether the sums may be others than without the wire.
+        given: False for one that gives way to a wire of the method.
+        name: in a refusal.
     """
 
     changes_sums: bool
+    given: bool
+    name: str
 
     def over(self, run: Callable, fn: Callable, shared: Any, cohort: Any, own: Any, rows: Sequence[Params]) -> tuple:
         """Returns `run(fn, shared, cohort, own, rows)`, with contributions that have been through the wire."""
@@ -45,7 +49,7 @@ def activated(wire: ActiveWire) -> Iterator[None]:
     Raises:
         ValueError: a wire is set already.
     """
-    if active_wire() is not None:
+    if (other := active_wire()) is not None and other.given:
         raise ValueError("method must be wired once, got a wired method; join the links with jaxfl.wire.chain.")
     token = _wire.set(wire)
     try:
@@ -63,4 +67,4 @@ def refuse_wire(what: str, reason: str) -> None:
     """
     wire = active_wire()
     if wire is not None and wire.changes_sums:
-        raise ValueError(f"{what} takes no wire: {reason}.")
+        raise ValueError(f"{what} does not take {wire.name}: {reason}.")

@@ -193,7 +193,7 @@ def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Se
             raise ValueError(f"{option.name} must be set once, got both {both}; leave one out.")
         chosen[option.owner][option.name] = value
     tasks.check_task(chosen["run"].get("task", "auto"))
-    wire_options.check_takes_wire(method, chosen["run"])
+    wire_options.check_takes_wire(method, chosen["run"], chosen["data"])
     for option in options:
         if option.default is REQUIRED and option.name not in chosen[option.owner]:
             named = {"method": method, "data": data, "model": model, "optimizer": optimizer}.get(option.owner, server)

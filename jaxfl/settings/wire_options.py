@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jaxfl.data.conditions import ATTACK_KINDS, COLLUDING
 from jaxfl.schema import Option, check_name, quoted
 from jaxfl.settings import methods
 from jaxfl.wire import (
@@ -102,9 +103,20 @@ def aggregator(run: Mapping[str, Any]) -> Aggregator | None:
     return None if text == "mean" else _choose("aggregator", text, AGGREGATORS)
 
 
-def check_takes_wire(method: str, run: Mapping[str, Any]) -> None:
-    """Raises ValueError if a method that takes no wire is given options of one."""
+def check_takes_wire(method: str, run: Mapping[str, Any], data: Mapping[str, Any]) -> None:
+    """Raises ValueError if a method that takes no wire is given options of one, or a federation that needs one.
+
+    Args:
+        method: a name.
+        run: the options of the run that are given.
+        data: the options of the data that are given.
+    """
     reason = methods.row(method).no_wire
+    if reason and data.get("attack") in COLLUDING:
+        others = ", ".join(kind for kind in ATTACK_KINDS if kind not in COLLUDING)
+        raise ValueError(
+            f"attack must be one of {others} with {method}, got {data['attack']}, which needs a wire: {reason}."
+        )
     for option in OPTIONS if reason else ():
         if (value := run.get(option.name, option.default)) != option.default:
             default = "none" if option.default is None else option.default

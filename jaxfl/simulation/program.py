@@ -30,6 +30,7 @@ from jaxfl.operating_system import peak_memory
 from jaxfl.sampling import Sampler
 from jaxfl.simulation.processes import least
 from jaxfl.typing import Array, Key
+from jaxfl.wire.wired import attacked
 
 AXIS = "lanes"
 
@@ -388,7 +389,7 @@ def one_round(
     data = data.at(state.round)
     if cohort is None:
         cohort = draw_ordered_cohort(sampler, key, state.round, data, size, plan)
-    state, info = default_mesh(plan.mesh)(method.round)(key, state, data, cohort)
+    state, info = default_mesh(plan.mesh)(attacked(method.round))(key, state, data, cohort)
     return state, cohort, info
 
 

@@ -15,6 +15,9 @@ so that its means, its server's optimiser and its weights go on. Of several cont
 but SCAFFOLD's model with its control is one) each is aggregated by itself. Nothing else of the method is changed: its
 weights, its clusters, and the records that clients send beside (losses, distances, sketches, representations), which
 are of the update as it was.
+
+Colluding attackers (see `jaxfl.wire.attacks`) need all updates at once as well. They send theirs through the channel,
+too, and the honest updates that they know are those which the channel has changed.
 """
 
 import dataclasses
@@ -27,7 +30,7 @@ import jax.numpy as jnp
 from jaxfl import tree
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
-from jaxfl.methods.base import Info, Method
+from jaxfl.methods.base import Info, Method, Round
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import quoted
 from jaxfl.server import aggregate
@@ -35,7 +38,10 @@ from jaxfl.server.aggregate import Contribution, Total
 from jaxfl.server.aggregators import Aggregator
 from jaxfl.server.wire_context import activated
 from jaxfl.typing import Array, Key, Params
+from jaxfl.wire.attacks import Collusion, collusion_of
 from jaxfl.wire.channel import CodeSize, Transform
+
+SMALLEST_SUM = "smallest_sum"  # the clients of the smallest sum of a round, in `info.extra`
 
 
 def wired(
@@ -74,17 +80,26 @@ def wired(
                 f"min_sum must be at most the clients of a cohort ({cohort.ids.shape[0]}), got {min_sum}: every sum "
                 "would be dropped; lower min_sum or take a larger cohort."
             )
-        wire = _RoundWire(channel, aggregator, min_sum, key_for(key, Stream.WIRE, state.round))
-        with activated(wire):
-            state, info = method.round(key, state, data, cohort)
-        if not wire.smallest:
-            raise ValueError(
-                "method must send contributions to be wired, got one whose clients send none; run it without a wire."
-            )
-        smallest = jnp.stack(wire.smallest).min()
-        return state, info._replace(extra={**info.extra, "smallest_sum": smallest})
+        wire = _RoundWire(channel, aggregator, min_sum, key_for(key, Stream.WIRE, state.round), collusion_of(data))
+        return wire.run(method.round, key, state, data, cohort)
 
     return method._replace(round=round)
+
+
+def attacked(round: Round) -> Round:
+    """Returns the round of a method with a wire where colluding attackers need one, see `jaxfl.wire.attacks`.
+
+    In other federations it is the round as it is, and a wired method has its own wire.
+    """
+
+    def wire_if_attacked(key: Key, state: Any, data: FederatedData, cohort: Cohort) -> tuple[Any, Info]:
+        collusion = collusion_of(data)
+        if collusion is None:
+            return round(key, state, data, cohort)
+        wire = _RoundWire(None, None, 1, key, collusion, given=False)
+        return wire.run(round, key, state, data, cohort)
+
+    return wire_if_attacked
 
 
 def check_min_sum(min_sum: int) -> None:
@@ -97,20 +112,54 @@ class _Collected(NamedTuple):
     """One contribution without its sum, of one client or, stacked, of a cohort."""
 
     update: Array  # [d]
+    weight: Array  # []
     counts: Array  # [] bool: it has a weight and a cluster
     finite: Array  # [] bool
     cluster: Array  # [] int32
 
 
 class _RoundWire:
-    """The wire of one round, while the round is traced."""
+    """The wire of one round, while the round is traced.
+
+    Args:
+        channel: see `wired`.
+        aggregator: see `wired`.
+        min_sum: see `wired`.
+        key: of the round.
+        collusion: the colluding attackers, if there are any.
+        given: False for a wire that is there for the attackers alone, and gives way to one of the method.
+    """
 
     changes_sums = True
 
-    def __init__(self, channel: Transform | None, aggregator: Aggregator | None, min_sum: int, key: Key):
+    def __init__(
+        self,
+        channel: Transform | None,
+        aggregator: Aggregator | None,
+        min_sum: int,
+        key: Key,
+        collusion: Collusion | None,
+        *,
+        given: bool = True,
+    ):
         self.channel, self.aggregator, self.min_sum, self.key = channel, aggregator, min_sum, key
+        self.collusion, self.given = collusion, given
+        self.name = "a wire" if given or collusion is None else f"attack={collusion.kind}"
         self.passes = 0
         self.smallest: list[Array] = []  # of each pass with contributions: the clients of its smallest sum [] int32
+
+    def run(self, round: Round, key: Key, state: Any, data: FederatedData, cohort: Cohort) -> tuple[Any, Info]:
+        """Returns the state and the info after a round of a method on this wire."""
+        with activated(self):
+            state, info = round(key, state, data, cohort)
+        if not self.smallest:
+            if SMALLEST_SUM in info.extra:  # of the method's own wire
+                return state, info
+            what = "to be wired" if self.given else f"for {self.name}"
+            raise ValueError(
+                f"method must send contributions {what}, got one whose clients send none; run it without {self.name}."
+            )
+        return state, info._replace(extra={**info.extra, SMALLEST_SUM: jnp.stack(self.smallest).min()})
 
     def over(self, run: Callable, fn: Callable, shared: Any, cohort: Any, own: Any, rows: Sequence[Params]) -> tuple:
         """Returns a pass over the clients, whose contributions go through the channel and the aggregator."""
@@ -124,17 +173,48 @@ class _RoundWire:
             if many and self.channel is not None:
                 many = send(self.channel, key_for(key, Stream.WIRE, number, client), many)
             collected = []
-            if self.aggregator is not None:
+            if self.aggregator is not None or self.collusion is not None:
                 many, collected = map(list, zip(*map(_collect, many), strict=True)) if many else ([], [])
             many = [dataclasses.replace(one, start=None) for one in many]
             return jax.tree.unflatten(structure, many), (kept, collected, members), *row
 
         sums, (kept, collected, members), own = run(client, (shared, self.key), cohort, own, rows)
         totals, structure = jax.tree.flatten(sums, is_leaf=lambda node: isinstance(node, Total))
+        if collected and self.collusion is not None:
+            collected = self._forged(self.collusion, collected, [len(total.weight) for total in totals], cohort, number)
         if collected:
-            totals = [self._robust(*parts, cohort.mask) for parts in zip(totals, collected, strict=True)]
+            totals = [self._aggregated(*parts, cohort.mask) for parts in zip(totals, collected, strict=True)]
         totals = [self._large_enough(*parts, cohort.mask) for parts in zip(totals, members, strict=True)]
         return jax.tree.unflatten(structure, totals), kept, own
+
+    def _forged(
+        self, collusion: Collusion, many: Sequence[_Collected], sums: Sequence[int], cohort: Cohort, number: int
+    ) -> list[_Collected]:
+        """Returns what a cohort has contributed `[C, ...]`, with the updates of colluding attackers forged.
+
+        What they send goes through the channel as well, all contributions as one message.
+
+        Args:
+            collusion: the attackers.
+            many: each contribution of the pass.
+            sums: K of each contribution.
+            cohort: the clients.
+            number: of the pass.
+        """
+        forged, forges = [], jnp.zeros(cohort.ids.shape, bool)
+        for one, count in zip(many, sums, strict=True):
+            labels = jnp.where(one.counts & one.finite & cohort.mask, one.cluster, -1)
+            updates = jnp.where((labels >= 0)[:, None], one.update, 0)
+            update, attacks = collusion.forge(updates, labels, cohort.ids, count)
+            forged, forges = [*forged, update], forges | attacks
+        if (channel := self.channel) is not None:
+            keys = jax.vmap(lambda client: key_for(self.key, Stream.WIRE, number, client))(cohort.ids)
+            received = jax.vmap(lambda key, update: _unravel(channel.change(key, tree.ravel(update)), update))
+            forged = received(keys, forged)
+        return [
+            one._replace(update=jnp.where(forges[:, None], update, one.update))
+            for one, update in zip(many, forged, strict=True)
+        ]
 
     def _large_enough(self, total: Total, members: Array, mask: Array) -> Total:
         """Returns the sums without those of fewer than `min_sum` clients.
@@ -154,8 +234,8 @@ class _RoundWire:
         values = tree.where(enough, total.values, jax.tree.map(jnp.zeros_like, total.values))
         return dataclasses.replace(total, values=values, weight=jnp.where(enough, total.weight, 0))
 
-    def _robust(self, starts: Total, many: _Collected, mask: Array) -> Total:
-        """Returns the sums of a cohort whose clients all contribute their start plus the aggregate of their updates.
+    def _aggregated(self, starts: Total, many: _Collected, mask: Array) -> Total:
+        """Returns the sums of a cohort: of its updates, or as if all contributed their start plus the aggregate.
 
         Args:
             starts: the sums of what the clients have received.
@@ -165,13 +245,14 @@ class _RoundWire:
         counts, count = many.counts & mask, starts.weight.shape[0]
         labels = jnp.where(counts & many.finite, many.cluster, -1)
         updates = jnp.where((labels >= 0)[:, None], many.update, 0)
-        found = self.aggregator(updates, labels, count) if self.aggregator else updates
-        rows = jax.vmap(lambda row: _unravel(row, jax.tree.map(lambda leaf: leaf[0], starts.values)))(found)
-        values = jax.tree.map(
-            lambda start, robust: start + tree.along(starts.weight, robust).astype(robust.dtype) * robust,
-            starts.values,
-            rows,
-        )
+        if self.aggregator is None:
+            weights = jax.nn.one_hot(labels, count, dtype=updates.dtype) * many.weight[:, None].astype(updates.dtype)
+            added = jnp.matmul(weights.T, updates, precision="highest")  # [K, d]
+        else:
+            robust = self.aggregator(updates, labels, count)
+            added = starts.weight[:, None].astype(robust.dtype) * robust
+        rows = jax.vmap(lambda row: _unravel(row, jax.tree.map(lambda leaf: leaf[0], starts.values)))(added)
+        values = jax.tree.map(jnp.add, starts.values, rows)
         return Total(values, starts.weight, (counts & ~many.finite).sum(dtype=jnp.int32))
 
     def num_bytes(self, message: Params) -> float:
@@ -212,12 +293,16 @@ def send(channel: Transform, key: Key, many: Sequence[Contribution]) -> list[Con
 def _collect(one: Contribution) -> tuple[Contribution, _Collected]:
     """Returns a client's contribution with its start in place of its values, and its update beside."""
     if one.weight.ndim:
-        raise ValueError("aggregator must be mean for clients with a weight in all clusters, such as those of fedsoft.")
+        raise ValueError(
+            "aggregator must be mean, and attack none that colludes, for clients with a weight in all clusters, such "
+            "as those of fedsoft."
+        )
     start, finite = _full_start(one), tree.is_finite(one.values)
     update = tree.ravel(jax.tree.map(jnp.subtract, one.values, start))
     counts = (one.weight > 0) & (one.cluster >= 0) & (one.cluster < one.num_clusters)
     weight = jnp.where(finite, one.weight, jnp.zeros((), one.weight.dtype))
-    return dataclasses.replace(one, values=start, weight=weight), _Collected(update, counts, finite, one.cluster)
+    collected = _Collected(update, weight, counts, finite, one.cluster)
+    return dataclasses.replace(one, values=start, weight=weight), collected
 
 
 def _full_start(one: Contribution) -> Params:

@@ -41,6 +41,47 @@ def test_who_attacks_is_the_seeds_and_not_the_kinds():
     assert set(fewer) < set(found["gaussian"]), "a larger share adds attackers to those of a smaller one"
 
 
+def test_who_attacks_may_be_chosen(tmp_path):
+    """Groups 0 to 3 have five clients each; client 7 is held out, and client 8 has no rows."""
+    size = np.where(np.arange(20) == 8, 0, DATA.train.size)
+    data = replace(DATA, train=replace(DATA.train, size=size), held_out=np.arange(20) == 7, group_names=("a", "b:1"))
+    data = replace(data, group=np.arange(20, dtype=np.int32) // 5)
+    (tmp_path / "who.txt").write_text("3, 7\n11")
+    file = str(tmp_path / "who.txt")
+    for which, wanted in {
+        (11, 3): [3, 11],
+        "group:a": [0, 1, 2, 3, 4],
+        "group:b:1": [5, 6, 9],
+        "group:1": [5, 6, 9],
+        "group:3:1": [15, 16, 17, 18, 19],
+    }.items():
+        assert attackers(conditions.attack(data, "alie", which)) == wanted
+    half = attackers(conditions.attack(data, "alie", "group:3:0.4"))
+    assert len(half) == 2 and min(half) >= 15
+    assert attackers(conditions.attack(DATA, "ipm", file)) == [3, 7, 11]
+    for which, words in {
+        file: ("attackers", 7),
+        (8,): ("attackers", 8),
+        (20,): ("attackers", 19, 20),
+        (): ("attackers", "none"),
+        "group:c": ("group of attackers", "c", "a"),
+        "group:1:much": ("attackers", "group:1:much"),
+        "group:1:2": ("attackers", "group:1:2"),
+        tuple(np.flatnonzero(size * (np.arange(20) != 7)).tolist()): ("attackers", "honest", 18),
+    }.items():
+        with pytest.raises(ValueError, match=mentions(*words)):
+            conditions.attack(data, "alie", which)
+    with pytest.raises(ValueError, match=mentions("attackers", "group:0")):
+        conditions.attack(replace(data, group=None), "alie", "group:0")
+    with pytest.raises(ValueError, match=mentions("attackers", "honest", "group:0")):
+        conditions.attack(replace(data, group=0 * data.group), "alie", "group:0")
+    with pytest.raises(FileNotFoundError, match=mentions("attackers", "nowhere.txt")):
+        conditions.attack(data, "alie", "nowhere.txt")
+    (tmp_path / "who.txt").write_text("3 -1")
+    with pytest.raises(ValueError, match=mentions("attackers", "-1")):
+        conditions.attack(DATA, "alie", file)
+
+
 def test_nobody_is_no_condition():
     assert conditions.straggle(DATA, 0).stragglers is None
     assert conditions.attack(DATA, "gaussian", 0.0) is DATA
