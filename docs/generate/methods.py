@@ -71,6 +71,18 @@ def by_kind() -> str:
     return "\n".join(lines)
 
 
+def exposure() -> str:
+    """Returns the table of what the server of each method sees, with the options that change it."""
+    lines = ["| method | the server sees | before the first round | in the rounds |", "|---|---|---|---|"]
+    for of_kind in KINDS.values():
+        for name, row in of_kind.items():
+            for seen in vars(row.factory)["seen"]:
+                words = "".join(f", `{option}={value}`" for option, value in seen.options.items())
+                link = f"[`{name}`](../../../{source(row)})"
+                lines.append(f"| {link}{words} | {seen.level} | {escape(seen.before)} | {escape(seen.rounds)} |")
+    return "\n".join(lines)
+
+
 def page(name: str, row: Row, cost: Cost) -> str:
     """Returns the page of a method."""
     module = sys.modules[row.factory.__module__]
@@ -88,6 +100,8 @@ def page(name: str, row: Row, cost: Cost) -> str:
         *presets(row),
         "## Example",
         example(name, row),
+        "## What the server sees",
+        f"{escape(row.seen({}).sentence)} [What does the server learn?](../howto/server-learns.md) has all methods.",
         "## What it costs",
         costs(name, row, cost),
         "## Source",

@@ -45,6 +45,7 @@ TABLES = {
     "models on the host": speed.models_on_the_host,
     "models on the host in words": speed.models_on_the_host_in_words,
     "reliability": reliability.counts,
+    "server sees": methods.exposure,
     "scaling machine": speed.scaling_machine,
     "table 1": papers.table_1,
     "vmap": speed.vmap,

@@ -40,6 +40,18 @@ class Seen(NamedTuple):
     before: str = ""
     options: Mapping[str, Any] = {}
 
+    @property
+    def sentence(self) -> str:
+        """Returns the view as a sentence.
+
+        >>> Seen("data", "a sum of models", before="a sketch of each client's inputs").sentence
+        "The server sees data: a sketch of each client's inputs before the first round; a sum of models in the rounds."
+        """
+        if self.level in ("nothing", "unknown"):
+            return "The server sees nothing." if self.level == "nothing" else "The method does not declare server_sees."
+        before = f"{self.before} before the first round; " if self.before else ""
+        return f"The server sees {self.level}: {before}{self.rounds} in the rounds."
+
 
 def server_sees(
     *seen: Seen, presets: Mapping[str, Mapping[str, Any]] | None = None
@@ -84,4 +96,4 @@ def seen_with(factory: Callable[..., Any], options: Mapping[str, Any]) -> Seen:
     given = {name: value for name, value in values.items() if value is not None}
     given = {**presets.get(given.get("preset", ""), {}), **given}
     fitting = [one for one in declared if one.options.items() <= given.items()]
-    return fitting[-1] if fitting else Seen("unknown", "what is not declared")
+    return fitting[-1] if fitting else Seen("unknown", "")

@@ -30,7 +30,7 @@ class LocalState(NamedTuple):
     round: Array  # [] int32
 
 
-@server_sees(Seen("nothing", "nothing"))
+@server_sees(Seen("nothing", ""))
 @checked
 def local(
     task: Task,

@@ -15,6 +15,7 @@ from jaxfl.cli.tables.console import print_parts
 from jaxfl.methods import METHODS, Row
 from jaxfl.models.networks import MODELS
 from jaxfl.schema import Option, function_options, literal_values
+from tests.messages import mentions
 
 
 def page(name, width=100):
@@ -32,7 +33,7 @@ def words(text):
 @pytest.mark.parametrize("width", [80, 120])
 def test_pages_fit_the_terminal_and_tell_every_option(name, width):
     lines = page(name, width).splitlines()
-    assert max(map(len, lines[1:])) <= width  # the first is left to the terminal to wrap
+    assert max(map(len, lines[2:])) <= width  # the first two are left to the terminal to wrap
     told = {line.split()[0]: line for line in lines if line[:1].strip()}
     for option, known in function_options(METHODS[name].factory).items():
         assert option in told and known.line, option
@@ -84,7 +85,7 @@ def test_server_optimizers_are_shown_where_they_apply():
     assert re.search("server_optimizer +none +takes the server's step", shown)
     yogi = "fedyogi: server.learning_rate=0.01, server.b1=0.9, server.b2=0.99, server.tau=0.001"
     assert yogi in shown and shown.count("server_optimizer") == 1
-    assert "server" not in page("fedsgd")
+    assert not re.search(r"server[._]", page("fedsgd"))
 
 
 def test_networks_are_listed_with_their_options():
@@ -130,3 +131,10 @@ def test_a_file_and_its_method_are_no_smiley(tmp_path, monkeypatch):
         "import jaxfl\n\ndef m(task, optimizer):\n    'Mine.'\n    return jaxfl.methods.local(task, optimizer)\n"
     )
     assert CliRunner().invoke(app, ["methods", "own.py:m"]).output.startswith("own.py:m: ")
+
+
+@pytest.mark.parametrize(("method", "words"), [("pacfl", ("data", "before", "inputs")), ("local", ("sees", "nothing"))])
+def test_the_page_of_a_method_tells_what_its_server_sees(method, words):
+    assert re.search(mentions(*words), CliRunner().invoke(app, ["methods", method]).stdout.splitlines()[1])
+    (row,) = json.loads(CliRunner().invoke(app, ["methods", method, "--json"]).stdout)
+    assert row["server_sees"] == METHODS[method].server_sees

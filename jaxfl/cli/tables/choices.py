@@ -19,7 +19,7 @@ SYMBOLS = {"B": "B, rows of a step", "E": "E, passes over a client's rows in a r
 
 
 def method_rows(names: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns name, summary, paper and options of methods, ready for JSON.
+    """Returns name, summary, paper, what the server sees, and options of methods, ready for JSON.
 
     >>> row = method_rows(["fesem"])[0]["options"]["proximal_weight"]
     >>> row["default"], row["presets"], row["type"]
@@ -30,6 +30,7 @@ def method_rows(names: Sequence[str]) -> list[dict[str, Any]]:
             "name": name,
             "summary": methods.row(name).summary,
             "paper": methods.row(name).paper,
+            "server_sees": methods.row(name).server_sees,
             "options": option_rows(method_options_by_name(name).values(), methods.row(name).presets),
         }
         for name in names
@@ -103,7 +104,11 @@ def method_page(name: str) -> "list[Table | str]":
     ]
     title = f"{name}: {row.summary} ({row.paper})"
     heads = {"Set by --set OPTION=VALUE:": entries, "Options of every run:": of_run}
-    return [title, *(part for head, rows in heads.items() for part in ("", head, "", _options_table(rows)))]
+    return [
+        title,
+        row.seen({}).sentence,
+        *(part for head, rows in heads.items() for part in ("", head, "", _options_table(rows))),
+    ]
 
 
 def _takes(row: Row, option: Option) -> bool:

@@ -181,12 +181,12 @@ def methods_table() -> "Table":
     from rich.table import Table
     from rich.text import Text
 
-    table, rows = Table("name", "summary", "paper"), known.rows()
+    table, rows = Table("name", "summary", "server sees", "paper"), known.rows()
     ours = {name for of_kind in KINDS.values() for name in of_kind}
     others = {name: row for name, row in rows.items() if name not in ours}
     for kind, of_kind in {**KINDS, "others": others}.items():
         for place, (name, row) in enumerate(of_kind.items()):
             if not place:
                 table.add_row(Text(kind, "bold"))
-            table.add_row(name, row.summary, row.paper, end_section=place == len(of_kind) - 1)
+            table.add_row(name, row.summary, row.server_sees, row.paper, end_section=place == len(of_kind) - 1)
     return table
