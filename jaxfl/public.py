@@ -3,6 +3,7 @@
 from importlib.metadata import PackageNotFoundError, version
 
 from jaxfl import bench, data, methods, models, plots, testing, wire
+from jaxfl.analysis.canaries import CanaryAudit, audit_canaries
 from jaxfl.analysis.choice import Choice, choose_num_clusters, elbow
 from jaxfl.analysis.class_confusion import ClassConfusion, class_confusion
 from jaxfl.analysis.empirical_privacy import epsilon_from_guesses, epsilon_from_rates
@@ -45,6 +46,7 @@ except PackageNotFoundError:  # a checkout on the path that is not installed
     __version__ = "unknown"
 
 __all__ = [
+    "CanaryAudit",
     "Choice",
     "ClassConfusion",
     "ClientSimilarity",
@@ -62,6 +64,7 @@ __all__ = [
     "Result",
     "Sketches",
     "Task",
+    "audit_canaries",
     "bench",
     "callbacks",
     "choose_num_clusters",

@@ -17,6 +17,8 @@ Attackers train theta_i from theta like all clients. Kinds of attacks:
     gaussian     they send theta + scale * z, z standard normal in every number (Ditto's A2, Li et al., ICML 2021)
     alie, ipm, mimic, same, minmax, replace
                  they know the honest updates of the round and collude, see `jaxfl.wire.attacks`
+    canary       no attack: they send a known vector of the norm scale, or nothing, to audit the privacy of the run, see
+                 `jaxfl.wire.canaries`
 
 Attackers that collude act on the updates in the server's sums alone. Where a gradient over all rows is sent (FedSGD,
 StoCFL's Psi), the others send -scale * gradient or scale * z. All results of `local_train` and `full_gradient` count as
@@ -38,11 +40,14 @@ from jaxfl.files import user_path
 from jaxfl.random import host_rng
 from jaxfl.schema import check_name, checked
 
-AttackKind = Literal["label-flip", "sign-flip", "gaussian", "alie", "ipm", "mimic", "same", "minmax", "replace"]
+AttackKind = Literal[
+    "label-flip", "sign-flip", "gaussian", "alie", "ipm", "mimic", "same", "minmax", "replace", "canary"
+]
 ATTACK_KINDS: tuple[str, ...] = get_args(AttackKind)
 Attackers = float | tuple[int, ...] | str
 GROUP = "group:"  # before the name of a true group whose clients attack
 COLLUDING = ("alie", "ipm", "mimic", "same", "minmax", "replace")
+CANARY = "canary"
 
 
 def hold_out(data: FederatedData, share: float, seed: int) -> FederatedData:
@@ -92,7 +97,7 @@ def attack(
 
     Args:
         data: the federation.
-        kind: `"label-flip"`, `"sign-flip"`, `"gaussian"` or one of `COLLUDING`.
+        kind: `"label-flip"`, `"sign-flip"`, `"gaussian"` one of `COLLUDING`, or `"canary"`.
         share: share of the clients that can attack: those not held out and with training rows. At least one of them
             attacks, and at least one stays honest; 0 is no client. Or which clients attack: their numbers,
             `"group:NAME"` for those of a true group, `"group:NAME:SHARE"` for a share of them, or a text file with

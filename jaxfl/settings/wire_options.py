@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxfl.data.conditions import ATTACK_KINDS, COLLUDING
+from jaxfl.data.conditions import ATTACK_KINDS, CANARY, COLLUDING
 from jaxfl.schema import Option, check_name, quoted
 from jaxfl.settings import methods
 from jaxfl.wire import (
@@ -112,8 +112,9 @@ def check_takes_wire(method: str, run: Mapping[str, Any], data: Mapping[str, Any
         data: the options of the data that are given.
     """
     reason = methods.row(method).no_wire
-    if reason and data.get("attack") in COLLUDING:
-        others = ", ".join(kind for kind in ATTACK_KINDS if kind not in COLLUDING)
+    need_wire = (*COLLUDING, CANARY)
+    if reason and data.get("attack") in need_wire:
+        others = ", ".join(kind for kind in ATTACK_KINDS if kind not in need_wire)
         raise ValueError(
             f"attack must be one of {others} with {method}, got {data['attack']}, which needs a wire: {reason}."
         )

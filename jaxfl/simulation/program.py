@@ -389,7 +389,7 @@ def one_round(
     data = data.at(state.round)
     if cohort is None:
         cohort = draw_ordered_cohort(sampler, key, state.round, data, size, plan)
-    state, info = default_mesh(plan.mesh)(attacked(method.round))(key, state, data, cohort)
+    state, info = default_mesh(plan.mesh)(attacked(method))(key, state, data, cohort)
     return state, cohort, info
 
 

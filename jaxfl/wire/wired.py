@@ -30,6 +30,7 @@ import jax.numpy as jnp
 from jaxfl import tree
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
+from jaxfl.data.conditions import CANARY
 from jaxfl.methods.base import Info, Method, Round
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import quoted
@@ -39,6 +40,7 @@ from jaxfl.server.aggregators import Aggregator
 from jaxfl.server.wire_context import activated
 from jaxfl.typing import Array, Key, Params
 from jaxfl.wire.attacks import Collusion, collusion_of
+from jaxfl.wire.canaries import Canaries, canaries_of
 from jaxfl.wire.channel import CodeSize, Transform
 
 SMALLEST_SUM = "smallest_sum"  # the clients of the smallest sum of a round, in `info.extra`
@@ -80,24 +82,25 @@ def wired(
                 f"min_sum must be at most the clients of a cohort ({cohort.ids.shape[0]}), got {min_sum}: every sum "
                 "would be dropped; lower min_sum or take a larger cohort."
             )
-        wire = _RoundWire(channel, aggregator, min_sum, key_for(key, Stream.WIRE, state.round), collusion_of(data))
+        attackers = collusion_of(data), canaries_of(method, key, state, data)
+        wire = _RoundWire(channel, aggregator, min_sum, key_for(key, Stream.WIRE, state.round), *attackers)
         return wire.run(method.round, key, state, data, cohort)
 
     return method._replace(round=round)
 
 
-def attacked(round: Round) -> Round:
-    """Returns the round of a method with a wire where colluding attackers need one, see `jaxfl.wire.attacks`.
+def attacked(method: Method) -> Round:
+    """Returns the round of a method with a wire where attackers need one, see `jaxfl.wire.attacks` and `canaries`.
 
     In other federations it is the round as it is, and a wired method has its own wire.
     """
 
     def wire_if_attacked(key: Key, state: Any, data: FederatedData, cohort: Cohort) -> tuple[Any, Info]:
-        collusion = collusion_of(data)
-        if collusion is None:
-            return round(key, state, data, cohort)
-        wire = _RoundWire(None, None, 1, key, collusion, given=False)
-        return wire.run(round, key, state, data, cohort)
+        collusion, canaries = collusion_of(data), canaries_of(method, key, state, data)
+        if collusion is None and canaries is None:
+            return method.round(key, state, data, cohort)
+        wire = _RoundWire(None, None, 1, key, collusion, canaries, given=False)
+        return wire.run(method.round, key, state, data, cohort)
 
     return wire_if_attacked
 
@@ -127,6 +130,7 @@ class _RoundWire:
         min_sum: see `wired`.
         key: of the round.
         collusion: the colluding attackers, if there are any.
+        canaries: the canaries, if there are any.
         given: False for a wire that is there for the attackers alone, and gives way to one of the method.
     """
 
@@ -139,12 +143,13 @@ class _RoundWire:
         min_sum: int,
         key: Key,
         collusion: Collusion | None,
+        canaries: Canaries | None = None,
         *,
         given: bool = True,
     ):
         self.channel, self.aggregator, self.min_sum, self.key = channel, aggregator, min_sum, key
-        self.collusion, self.given = collusion, given
-        self.name = "a wire" if given or collusion is None else f"attack={collusion.kind}"
+        self.collusion, self.canaries, self.given = collusion, canaries, given
+        self.name = "a wire" if given else f"attack={CANARY if collusion is None else collusion.kind}"
         self.passes = 0
         self.smallest: list[Array] = []  # of each pass with contributions: the clients of its smallest sum [] int32
 
@@ -164,6 +169,8 @@ class _RoundWire:
     def over(self, run: Callable, fn: Callable, shared: Any, cohort: Any, own: Any, rows: Sequence[Params]) -> tuple:
         """Returns a pass over the clients, whose contributions go through the channel and the aggregator."""
         number, self.passes = self.passes, self.passes + 1
+        if self.canaries is not None:
+            fn, shared = self.canaries.around(fn, shared)
 
         def client(given: tuple[Any, Key], client: Array, *rows: Any) -> tuple:
             shared, key = given  # an argument: devices refuse values of a trace that they do not get as one

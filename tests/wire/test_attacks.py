@@ -166,7 +166,7 @@ def test_every_round_is_the_loop_with_the_attack(name, kind, key):
         data = conditions.attack(data, kind, (2, 6, 8), scale=scale)
         options = {"num_clusters": clusters} if name == "ifca" else {}
         method = METHODS[name].factory(problems.softmax_task(), optax.sgd(0.4), local_epochs=2, **options)
-        method = compiled(method._replace(round=attacked(method.round)))
+        method = compiled(method._replace(round=attacked(method)))
         state = method.init(key, data)
         weighting = "rows" if name == "fedavg" else "uniform"
         setting = reference.Setting(key, problems.rows_of(data), 0.4, 2, None, weighting)
@@ -187,7 +187,7 @@ def attacked_factory(name, kind, channel=None, aggregator=None):
         own = METHODS[name].small
         method = METHODS[name].factory(task, optimizer, local_epochs=local_epochs, batch_size=batch_size, **own)
         method = wired(method, channel=channel, aggregator=aggregator)
-        inner = attacked(method.round)
+        inner = attacked(method)
 
         def round(key, state, data, cohort):
             planned = Attack(jnp.asarray(attacker), jnp.float32(1), kind)
@@ -277,7 +277,7 @@ def test_methods_without_a_wire_refuse(name, key):
     data = conditions.attack(federation(), "alie", 0.3)
     method = METHODS[name].factory(linear_task(), optax.sgd(0.3), **METHODS[name].small)
     with pytest.raises(ValueError, match=mentions("attack=alie")):
-        jax.eval_shape(attacked(method.round), key, jax.eval_shape(method.init, key, data), data, full_cohort())
+        jax.eval_shape(attacked(method), key, jax.eval_shape(method.init, key, data), data, full_cohort())
 
 
 def test_others_are_on_no_wire():
