@@ -234,7 +234,11 @@ def _sample_federation(data: FederatedData, ids: np.ndarray, validation: float |
         halves = train_test_split(_rows_by_client(few.train), validation, seed=seed)
     pool = np.unique(np.concatenate([*halves[0], *halves[1]]))  # clients may share rows
     train, test = (
-        dataclasses.replace(Split.pack([np.searchsorted(pool, part) for part in half]), flipped=few.train.flipped)
+        dataclasses.replace(
+            Split.pack([np.searchsorted(pool, part) for part in half]),
+            flipped=few.train.flipped,
+            triggered=few.train.triggered,
+        )
         for half in halves
     )
     return dataclasses.replace(

@@ -294,7 +294,7 @@ CHOICES: dict[str, tuple[str, Callable[[str], Collection[str]]]] = {
 
 # What is switched off by a value: that value, and the options that are refused with it.
 SWITCHES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "attack": ("none", ("attackers", "attack_scale")),
+    "attack": ("none", ("attackers", "attack_scale", "attack_target")),
     "drift": ("none", ("drift_share",)),
     "drift_round": ("none", ("drift", "drift_share", "arrive", "leave")),
     "schedule": ("constant", ("schedule_rounds", "schedule_factor")),

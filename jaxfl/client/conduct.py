@@ -31,7 +31,7 @@ def epoch_count(key: Key, data: FederatedData, local_epochs: int) -> int | Array
 
 def without_conditions(data: FederatedData) -> FederatedData:
     """Returns the federation without stragglers and attackers, for training that is no part of a round."""
-    own = dataclasses.replace(data.train, flipped=None)
+    own = dataclasses.replace(data.train, flipped=None, triggered=None)
     return dataclasses.replace(data, train=own, stragglers=None, attack=None)
 
 

@@ -210,8 +210,8 @@ def options(name: str) -> dict[str, Any]:
 
     >>> options("rotated-digits")
     {'num_clients': 40, 'rows_per_client': 80, 'angles': (0, 90, 180, 270), 'test_share': None, 'stragglers': 0.0,
-     'attack': None, 'attackers': None, 'attack_scale': 1.0, 'drift': None, 'drift_round': None, 'drift_share': None,
-     'arrive': None, 'leave': None, 'held_out': 0.0, 'validation': 0.0}
+     'attack': None, 'attackers': None, 'attack_scale': 1.0, 'attack_target': 0, 'drift': None,
+     'drift_round': None, 'drift_share': None, 'arrive': None, 'leave': None, 'held_out': 0.0, 'validation': 0.0}
     """
     return {option: known.default for option, known in known_options(name).items()}
 

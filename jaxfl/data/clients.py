@@ -45,6 +45,28 @@ class Attack:
 
 
 @struct.dataclass
+class Trigger:
+    """The trigger of a backdoor: a patch of one value, whose rows are to be taken for another class.
+
+    It is in the last rows and columns of an image, and in the last numbers of a row of features, after a client's
+    rotation.
+    """
+
+    value: AnyArray = struct.field(metadata=SHARED)  # [] in the units of the pool
+    target: AnyArray = struct.field(metadata=SHARED)  # [] int32, the class
+    size: int = struct.field(pytree_node=False)  # rows and columns, or numbers
+
+    def on(self, x: Array) -> Array:
+        """Returns inputs `[B, ...]` with the patch.
+
+        >>> Trigger(jnp.float32(9), jnp.int32(0), 2).on(jnp.zeros((1, 3, 3)))[0].astype(int).tolist()
+        [[0, 0, 0], [0, 9, 9], [0, 9, 9]]
+        """
+        place = (slice(None), *[slice(-self.size, None)] * min(x.ndim - 1, 2))
+        return x.at[place].set(self.value.astype(x.dtype))
+
+
+@struct.dataclass
 class Ranges:
     """Ranges of the clients in the rows of a split; `start` is None in a window, which has its own."""
 
@@ -76,7 +98,7 @@ def array_fields(part: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
     >>> from jaxfl.data import synthetic
     >>> [name for name, _ in array_fields(synthetic.clustered_linear(4).train)]
-    ['rows', 'start', 'size', 'flipped']
+    ['rows', 'start', 'size', 'flipped', 'triggered']
     """
     for field in dataclasses.fields(part):
         value = getattr(part, field.name)
@@ -124,6 +146,8 @@ class Split:
     max_size: int = struct.field(pytree_node=False)
     # [N] bool, clients whose label y becomes L - 1 - y; None for no client
     flipped: AnyArray | None = struct.field(metadata=SEEN, default=None)
+    # [N] int32, every how many of a client's rows has the federation's trigger and its class, 0 is none; None for none
+    triggered: AnyArray | None = struct.field(metadata=SEEN, default=None)
 
     def __repr__(self) -> str:
         """Returns one line of text."""
@@ -162,7 +186,8 @@ class Split:
         rows, ranges = np.asarray(self.rows), np.stack([np.asarray(self.start), np.asarray(self.size)], 1)
         distinct, member = np.unique(ranges, axis=0, return_inverse=True)
         parts = [rows[start + np.arange(min(size, most)) * size // max(min(size, most), 1)] for start, size in distinct]
-        return dataclasses.replace(Split.shared(parts, member.reshape(-1)), flipped=self.flipped)
+        few = Split.shared(parts, member.reshape(-1))
+        return dataclasses.replace(few, flipped=self.flipped, triggered=self.triggered)
 
 
 @struct.dataclass
@@ -191,6 +216,7 @@ class FederatedData:
         stragglers: share of a round's clients that train for fewer epochs, `[]` float32, or None, see
             `jaxfl.data.conditions`.
         attack: the attackers, or None.
+        trigger: of attackers with a backdoor, or None.
         absent: True for held-out clients that are absent in this round, and not tested either `[N]`; or None.
         drift: new values of the clients' fields from a round on, see `jaxfl.data.drift`, or None. All other fields are
             those of the first rounds; `at` returns those of any round.
@@ -222,6 +248,7 @@ class FederatedData:
     client_names: tuple[str, ...] = struct.field(pytree_node=False, default=())
     stragglers: AnyArray | None = struct.field(metadata=SHARED, default=None)
     attack: Attack | None = None
+    trigger: Trigger | None = None
     rate: AnyArray | None = struct.field(metadata=SHARED, default=None)
     sharded: bool = struct.field(pytree_node=False, default=False)
     validation: Split | None = None
@@ -307,12 +334,19 @@ class FederatedData:
             x = images.rotate(x, self.rotation[client])
         if self.tilt is not None:
             x = images.rotate_by_degrees(x, self.tilt[client])
+        marked = None
+        if self.trigger is not None and split.triggered is not None:
+            every = split.triggered[client]
+            marked = (every > 0) & (positions % jnp.maximum(every, 1) == 0)
+            x = jnp.where(tree.along(marked, x), self.trigger.on(x), x)
         if self.mean is not None and self.std is not None:
             x = (x.astype(self.std.dtype) - self.mean) / self.std
         if self.label_shift is not None:
             y = (y + self.label_shift[client]) % self.num_classes
         if split.flipped is not None:
             y = jnp.where(split.flipped[client], self.num_classes - 1 - y, y)
+        if marked is not None and self.trigger is not None:
+            y = jnp.where(marked, self.trigger.target, y)
         return Batch(x, y, mask)
 
     def per_client(self, split: str | None = None) -> dict[str, AnyArray]:

@@ -15,10 +15,16 @@ Attackers train theta_i from theta like all clients. Kinds of attacks:
     label-flip   labels y of their training rows are L - 1 - y (Fang et al., USENIX Security 2020)
     sign-flip    they send theta - scale * (theta_i - theta) (Li et al., "RSA", AAAI 2019)
     gaussian     they send theta + scale * z, z standard normal in every number (Ditto's A2, Li et al., ICML 2021)
+    backdoor     every second training row of theirs has a trigger and its class as label; the success of the attack is
+                 measured by a second test (Bagdasaryan et al., AISTATS 2020)
     alie, ipm, mimic, same, minmax, replace
-                 they know the honest updates of the round and collude, see `jaxfl.wire.attacks`
+                 they know the honest updates of the round and collude, see `jaxfl.wire.attacks`; under replace their
+                 rows have the trigger as well
     canary       no attack: they send a known vector of the norm scale, or nothing, to audit the privacy of the run, see
                  `jaxfl.wire.canaries`
+
+The trigger is a patch of the largest value of the pool in the lower right corner of an image, an eighth of its side but
+at least two pixels, or the last sixteenth of a row of features; the class is `target`.
 
 Attackers that collude act on the updates in the server's sums alone. Where a gradient over all rows is sent (FedSGD,
 StoCFL's Psi), the others send -scale * gradient or scale * z. All results of `local_train` and `full_gradient` count as
@@ -33,7 +39,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from jaxfl.data.building import check_no_drift
-from jaxfl.data.clients import Attack, FederatedData
+from jaxfl.data.clients import Attack, FederatedData, Trigger
 from jaxfl.data.labels import check_classes
 from jaxfl.data.partition.parts import check_numbers
 from jaxfl.files import user_path
@@ -41,11 +47,13 @@ from jaxfl.random import host_rng
 from jaxfl.schema import check_name, checked
 
 AttackKind = Literal[
-    "label-flip", "sign-flip", "gaussian", "alie", "ipm", "mimic", "same", "minmax", "replace", "canary"
+    "label-flip", "sign-flip", "gaussian", "backdoor", "alie", "ipm", "mimic", "same", "minmax", "replace", "canary"
 ]
 ATTACK_KINDS: tuple[str, ...] = get_args(AttackKind)
 Attackers = float | tuple[int, ...] | str
 GROUP = "group:"  # before the name of a true group whose clients attack
+BACKDOORS = ("backdoor", "replace")  # attackers' rows have a trigger
+POISONED_EVERY = 2  # one in so many of their rows
 COLLUDING = ("alie", "ipm", "mimic", "same", "minmax", "replace")
 CANARY = "canary"
 
@@ -91,19 +99,26 @@ def straggle(data: FederatedData, share: float) -> FederatedData:
 
 @checked
 def attack(
-    data: FederatedData, kind: AttackKind, share: Attackers, *, seed: int = 0, scale: float = 1.0
+    data: FederatedData,
+    kind: AttackKind,
+    share: Attackers,
+    *,
+    seed: int = 0,
+    scale: float = 1.0,
+    target: int = 0,
 ) -> FederatedData:
     """Returns the federation in which some of the clients attack.
 
     Args:
         data: the federation.
-        kind: `"label-flip"`, `"sign-flip"`, `"gaussian"` one of `COLLUDING`, or `"canary"`.
+        kind: `"label-flip"`, `"sign-flip"`, `"gaussian"`, `"backdoor"`, one of `COLLUDING`, or `"canary"`.
         share: share of the clients that can attack: those not held out and with training rows. At least one of them
             attacks, and at least one stays honest; 0 is no client. Or which clients attack: their numbers,
             `"group:NAME"` for those of a true group, `"group:NAME:SHARE"` for a share of them, or a text file with
             numbers.
         seed: seed of the choice of attackers, the same clients for every kind, method and cohort.
-        scale: factor of what they send; label-flip does not use it.
+        scale: factor of what they send; label-flip and backdoor do not use it.
+        target: class of the trigger of a backdoor.
 
     Raises:
         ValueError: an unknown kind or group, a share or scale out of range, a client that cannot attack, too few
@@ -121,14 +136,38 @@ def attack(
         raise ValueError(f"attack_scale must be above 0 and finite, got {scale}; 1 sends the reversed update.")
     if data.attack is not None:
         raise ValueError(f"attack must be applied to a federation without attackers, got one with {data.attack.kind}.")
-    if kind == "label-flip":
+    if kind in ("label-flip", *BACKDOORS):
         check_classes(f"attack={kind}", data.labels, "use attack=sign-flip or gaussian")
+    trigger = _trigger_for(kind, data, target) if kind in BACKDOORS else None
     attacker = choose_attackers(data, share, seed)
     if not attacker.any():
         return data
     train = dataclasses.replace(data.train, flipped=attacker) if kind == "label-flip" else data.train
+    if trigger is not None:
+        train = dataclasses.replace(train, triggered=np.where(attacker, POISONED_EVERY, 0).astype(np.int32))
     planned = Attack(attacker, np.asarray(scale, np.float32), kind)
-    return dataclasses.replace(data, train=train, attack=planned)
+    return dataclasses.replace(data, train=train, attack=planned, trigger=trigger)
+
+
+def _trigger_for(kind: str, data: FederatedData, target: int) -> Trigger:
+    """Returns the trigger of a backdoor for the rows of a federation.
+
+    Raises:
+        ValueError: the rows are neither images nor features, or there is no such class.
+    """
+    if not 0 <= target < data.num_classes:
+        raise ValueError(f"attack_target must be a class from 0 to {data.num_classes - 1}, got {target}.")
+    shape = data.input_shape
+    if not shape or data.inputs.dtype == np.int32:
+        raise ValueError(
+            f"attack={kind} must have images or rows of features, for a patch, got {data.inputs.dtype} of shape "
+            f"{list(shape)}; use attack=label-flip."
+        )
+    side, share, least = (min(shape[:2]), 8, 2) if len(shape) > 1 else (min(shape), 16, 1)
+    largest = np.asarray(255 if data.inputs.dtype == np.uint8 else np.nanmax(data.inputs))
+    return Trigger(
+        largest.astype(data.inputs.dtype), np.asarray(target, np.int32), min(side, max(least, round(side / share)))
+    )
 
 
 def choose_attackers(data: FederatedData, attackers: Attackers, seed: int) -> np.ndarray:
@@ -137,7 +176,7 @@ def choose_attackers(data: FederatedData, attackers: Attackers, seed: int) -> np
     >>> from jaxfl.data import synthetic
     >>> data = synthetic.clustered_linear(10, num_groups=2)
     >>> [np.flatnonzero(choose_attackers(data, which, 0)).tolist() for which in ((3, 7), "group:1", "group:1:0.4")]
-    [[3, 7], [5, 6, 7, 8, 9], [6, 8]]
+    [[3, 7], [1, 3, 5, 7, 9], [3, 9]]
     """
     able = np.asarray(data.train.size) > 0
     if data.held_out is not None:

@@ -163,7 +163,16 @@ def _label_counts(data: FederatedData, part: Split) -> np.ndarray:
         # Label c was class c - shift.
         classes = np.arange(data.num_classes)[None, :] - np.asarray(data.label_shift)[:, None]
         counts = np.take_along_axis(counts, classes % data.num_classes, axis=1)
-    return counts if part.flipped is None else np.where(np.asarray(part.flipped)[:, None], counts[:, ::-1], counts)
+    counts = counts if part.flipped is None else np.where(np.asarray(part.flipped)[:, None], counts[:, ::-1], counts)
+    if data.trigger is None or part.triggered is None:
+        return counts
+    for client in np.flatnonzero(part.triggered):
+        start, size, every = (int(numbers[client]) for numbers in (part.start, part.size, part.triggered))
+        shift = 0 if data.label_shift is None else int(data.label_shift[client])
+        own = (np.asarray(data.labels)[np.asarray(part.rows)[start : start + size : every]] + shift) % data.num_classes
+        counts[client] -= np.bincount(own, minlength=data.num_classes)
+        counts[client, int(data.trigger.target)] += len(own)
+    return counts
 
 
 def _num_classes_present(data: FederatedData) -> int:

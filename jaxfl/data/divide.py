@@ -72,7 +72,7 @@ def set_apart(data: FederatedData, share: float, *, seed: int = 0) -> FederatedD
         sizes = left[member.reshape(-1)]
         return Split(rows[mask], start.astype(np.int32), sizes.astype(np.int32), int(sizes.max(initial=0)))
 
-    train = replace(packed(~taken[rows]), flipped=data.train.flipped)
+    train = replace(packed(~taken[rows]), flipped=data.train.flipped, triggered=data.train.triggered)
     return replace(data, train=train, validation=packed(chosen))
 
 
@@ -85,6 +85,29 @@ def on_validation(data: FederatedData) -> FederatedData:
     """
     assert data.validation is not None
     return replace(data, test=data.validation, validation=None)
+
+
+def on_triggered(data: FederatedData) -> FederatedData:
+    """Returns the federation with the trigger in all test rows but those of its class, to be taken for that class.
+
+    >>> from jaxfl.data import load
+    >>> data = load("rotated-digits", num_clients=8, rows_per_client=20, attack="backdoor", attackers=0.2)
+    >>> test = on_triggered(data).test
+    >>> on_triggered(data).batch(test, 0, np.arange(3)).y.tolist(), int(data.test.size[0] - test.size[0])
+    ([0, 0, 0], 33)
+    """
+    assert data.trigger is not None
+    rows, target = np.asarray(data.test.rows), int(data.trigger.target)
+    shift = np.zeros(data.num_clients, int) if data.label_shift is None else np.asarray(data.label_shift)
+    ranges = np.stack([np.asarray(data.test.start), np.asarray(data.test.size), shift], 1)
+    distinct, member = np.unique(ranges, axis=0, return_inverse=True)  # clients may share a range
+
+    def others(start: int, size: int, shift: int) -> np.ndarray:
+        own = rows[start : start + size]
+        return own[(np.asarray(data.labels[own]) + shift) % data.num_classes != target]
+
+    test = Split.shared([others(*one) for one in distinct.tolist()], member.reshape(-1))
+    return replace(data, test=replace(test, triggered=np.ones(data.num_clients, np.int32)), validation=None)
 
 
 def divide_rows(key: Key, split: Split, share: float) -> tuple[Split, Split]:

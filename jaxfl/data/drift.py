@@ -234,6 +234,7 @@ def apply_conditions(
     attack: conditions.AttackKind | None = None,
     attackers: conditions.Attackers | None = None,
     attack_scale: float = 1.0,
+    attack_target: int = 0,
     drift: DriftKind | None = None,
     drift_round: int | None = None,
     drift_share: float | None = None,
@@ -246,11 +247,12 @@ def apply_conditions(
     Args:
         data: the federation.
         stragglers: share of a round's clients that are late, and train for fewer epochs.
-        attack: kind of attack: flip the labels of training rows, send a reversed update, send noise, or collude (see
-            `jaxfl.wire.attacks`).
+        attack: kind of attack: flip the labels of training rows, send a reversed update, send noise, train a
+            backdoor, or collude (see `jaxfl.wire.attacks`).
         attackers: share of the clients that attack; or their numbers, group:NAME, group:NAME:SHARE, or a text file
             with numbers.
         attack_scale: factor of what attackers send.
+        attack_target: class of the trigger of a backdoor.
         drift: change of the clients' data after drift_round rounds, see `jaxfl.data.drift`.
         drift_round: number of rounds before the data change, or clients arrive or leave.
         drift_share: share of the clients whose data change; none is 0.5 for swap, 1 for rotate, 0.25 for new-group.
@@ -263,6 +265,7 @@ def apply_conditions(
     )  # a stored federation may have stragglers already
     if attack is None:
         unused = {"attackers": attackers or None, "attack_scale": None if attack_scale == 1.0 else attack_scale}
+        unused |= {"attack_target": attack_target or None}
         for name, value in unused.items():
             if value is not None:
                 raise ValueError(
@@ -271,7 +274,7 @@ def apply_conditions(
     else:
         if attackers is None:
             raise ValueError(f"attackers must be given with attack={attack}: the share of the clients, such as 0.2.")
-        data = conditions.attack(data, attack, attackers, seed=seed, scale=attack_scale)
+        data = conditions.attack(data, attack, attackers, seed=seed, scale=attack_scale, target=attack_target)
     unused = {"drift": drift, "arrive": arrive, "leave": leave, "drift_share": drift_share}
     if drift_round is None:
         for name, value in unused.items():

@@ -27,7 +27,7 @@ from jaxfl.data.building import (
     check_split,
     check_square,
 )
-from jaxfl.data.clients import SPLITS, Attack, FederatedData, Split, array_fields, replace_field
+from jaxfl.data.clients import SPLITS, Attack, FederatedData, Split, Trigger, array_fields, replace_field
 from jaxfl.data.sources import saved
 from jaxfl.data.windows import release_pages, value_range
 from jaxfl.files import replacing, user_path, write_text
@@ -41,8 +41,10 @@ MAPPED = (
 PLAIN = ("num_classes", "name", "group_names", "class_names")  # fields that are not arrays
 NAMES = "client_names"  # in the header only if there are names
 FITTED = "fitted"  # in the header only if True
+TRIGGER = "trigger"  # its size, in the header only if there is one
 ARRAY_TYPES = {  # types of the arrays that always have the same type
     **dict.fromkeys(("rotation", "label_shift", "group"), "int32"),
+    **dict.fromkeys(("trigger.target", *(f"{split}.triggered" for split in SPLITS)), "int32"),
     **{f"{split}.{part}": "int32" for split in SPLITS for part in ("rows", "start", "size")},
     **dict.fromkeys(("held_out", "absent", "attack.attacker", *(f"{split}.flipped" for split in SPLITS)), "bool"),
     **dict.fromkeys(("stragglers", "attack.scale", "rate"), "float32"),
@@ -105,6 +107,7 @@ def write_header(folder: Path, data: FederatedData, arrays: Mapping[str, tuple[A
     header |= {NAMES: data.client_names} if data.client_names else {}
     header |= {FITTED: True} if data.fitted else {}
     header |= {"attack": None if data.attack is None else data.attack.kind}
+    header |= {TRIGGER: data.trigger.size} if data.trigger is not None else {}
     header |= {
         "arrays": {name: {"dtype": np.dtype(kind).name, "shape": shape} for name, (kind, shape) in arrays.items()}
     }
@@ -141,11 +144,8 @@ def load(folder: str | Path | None) -> FederatedData:
     known = [name for name, _ in array_fields(data)]
     if strange := sorted(set(declared) - set(known)):
         raise ValueError(f"{path} must name only arrays of a federation, got {', '.join(strange[:3])}.")
-    needed = {
-        "inputs",
-        "labels",
-        *(name for name in known if name.endswith((".rows", ".start", ".size", "attacker", "scale"))),
-    }
+    always = (".rows", ".start", ".size", "attacker", "scale", "value", "target")
+    needed = {"inputs", "labels", *(name for name in known if name.endswith(always))}
     if missing := sorted(needed - set(declared)):
         raise ValueError(f"{path} must name all arrays of a federation, but {missing[0]} is missing; save it again.")
     for name, (kind, shape) in declared.items():
@@ -170,7 +170,8 @@ def _from_header(header: dict[str, Any]) -> FederatedData:
     absent = {field.name: None for field in fields(FederatedData) if "per_client" in field.metadata}
     values: dict[str, Any] = {**absent, **splits, **names, "num_classes": numbers[0], "name": str(header["name"])}
     values |= {FITTED: bool(header.get(FITTED, False))}
-    return FederatedData(**values, attack=None if attack is None else Attack(nothing, nothing, attack))
+    trigger = None if TRIGGER not in header else Trigger(nothing, nothing, int(header[TRIGGER]))
+    return FederatedData(**values, attack=None if attack is None else Attack(nothing, nothing, attack), trigger=trigger)
 
 
 def _map_array(path: Path, name: str, kind: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -231,7 +232,9 @@ def _check_stored_labels(data: FederatedData) -> None:
         if low < (0 if data.kind == "classification" else kinds.MASKED) or high >= max(data.num_classes, 1):
             raise ValueError(f"labels must be in 0..{data.num_classes - 1}, got {low if low < 0 else high}.")
         kinds.check_positions(inputs, values)
-    if data.label_shift is not None or any(split.flipped is not None for split in data.splits.values()):
+    if data.label_shift is not None or any(
+        mark is not None for split in data.splits.values() for mark in (split.flipped, split.triggered)
+    ):
         kinds.check_classes("label_shift", values)
 
 

@@ -13,8 +13,8 @@ is computed by cluster, of the clients of the round; of n members f attack, m an
     same      c in every entry                                                 Li et al., "RSA", AAAI 2019
     minmax    m - c g s, g the largest number with which it is as near to every honest update as the two of them that
               are farthest apart                                               Shejwalkar and Houmansadr, NDSS 2021
-    replace   c n / f times their own updates, whose mean with n - f updates near 0 replaces the model
-                                                                               Bagdasaryan et al., AISTATS 2020
+    replace   c n / f times their own updates, trained on a backdoor (see `jaxfl.data.conditions`), whose mean with
+              n - f updates near 0 replaces the model                          Bagdasaryan et al., AISTATS 2020
 
 Mimic's authors choose the client that is mimicked by the directions in which updates vary; here it is a client that
 stays the same whenever it is sampled. In a cluster without honest members attackers send their own updates, and so they

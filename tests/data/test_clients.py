@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jaxfl import data
 from jaxfl.data import clients, conditions, describe, divide, images
-from jaxfl.data.clients import Drift, Ranges, array_fields, get_field, replace_field
+from jaxfl.data.clients import Drift, Ranges, Trigger, array_fields, get_field, replace_field
 from tests.messages import mentions
 from tests.problems import batch_of
 
@@ -260,8 +260,10 @@ def full_federation():
     ranges = Ranges(numbers, numbers)
     return replace(
         fed,
-        test=replace(fed.test, flipped=flipped),
-        validation=replace(apart, flipped=flipped),
+        train=replace(fed.train, triggered=0 * numbers),
+        test=replace(fed.test, flipped=flipped, triggered=0 * numbers),
+        validation=replace(apart, flipped=flipped, triggered=0 * numbers),
+        trigger=Trigger(np.uint8(255), np.int32(1), 1),
         rate=np.float32(0.5),
         absent=nobody,
         drift=Drift(np.int32(5), numbers, 5.0 * numbers, numbers, numbers, nobody, nobody, ranges, ranges, ranges),

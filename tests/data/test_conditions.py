@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxfl import data as federations
-from jaxfl.data import conditions, describe, drift, stored
+from jaxfl.data import conditions, describe, divide, drift, stored
 from jaxfl.data.synthetic import clustered_linear
 from tests.messages import mentions
 
@@ -133,6 +133,53 @@ def test_labels_are_flipped_in_training_only(shift):
     counts = describe.label_counts(data)
     for client in range(20):
         np.testing.assert_array_equal(counts[client], np.bincount(after[client], minlength=data.num_classes))
+
+
+def patched(x, value):
+    """Returns images of 8 x 8 with the trigger."""
+    x = np.array(x)
+    x[:, -2:, -2:] = value
+    return x
+
+
+@pytest.mark.parametrize("kind", conditions.BACKDOORS)
+def test_every_second_row_of_attackers_has_the_trigger(kind, tmp_path):
+    given = {"num_clients": 8, "rows_per_client": 21}
+    honest = federations.load("rotated+shifted-digits", **given)
+    data = federations.load("rotated+shifted-digits", attack=kind, attackers=(1, 4), attack_target=3, **given)
+    stored.save(data, tmp_path / "kept")
+    for one in (data, federations.load("saved", data_dir=tmp_path / "kept")):
+        tested = divide.on_triggered(one)
+        counts = describe.label_counts(one)
+        for client in range(8):
+            positions = jnp.arange(int(honest.train.size[client]), dtype=jnp.int32)
+            plain, found = (each.batch(each.train, jnp.int32(client), positions) for each in (honest, one))
+            marked = (positions % 2 == 0) & (client in (1, 4))
+            value = (255 - np.asarray(data.mean).item()) / np.asarray(data.std).item()
+            wanted = np.where(marked[:, None, None], patched(plain.x, value), plain.x)
+            np.testing.assert_allclose(found.x, wanted, rtol=1e-6)
+            np.testing.assert_array_equal(found.y, np.where(marked, 3, plain.y))
+            np.testing.assert_array_equal(counts[client], np.bincount(found.y, minlength=10))
+            positions = jnp.arange(int(honest.test.size[client]), dtype=jnp.int32)
+            plain = honest.batch(honest.test, jnp.int32(client), positions)
+            np.testing.assert_array_equal(one.batch(one.test, jnp.int32(client), positions).x, plain.x)
+            others = np.flatnonzero(plain.y != 3)
+            assert tested.test.size[client] == len(others) < len(positions)
+            found = tested.batch(tested.test, jnp.int32(client), jnp.arange(len(others), dtype=jnp.int32))
+            np.testing.assert_allclose(found.x, patched(plain.x, value)[others], rtol=1e-6)
+            assert (found.y == 3).all()
+
+
+def test_triggers_need_a_class_and_numbers():
+    features = conditions.attack(DATA, "backdoor", 0.2)
+    assert (features.trigger.size, float(features.trigger.value)) == (1, np.asarray(DATA.inputs).max())
+    for data, target, words in (
+        (DATA, DATA.num_classes, ("attack_target", DATA.num_classes)),
+        (replace(DATA, inputs=np.zeros(np.shape(DATA.inputs), np.int32)), 0, ("attack=backdoor", "int32")),
+        (replace(DATA, labels=np.zeros(len(DATA.labels), np.float32)), 0, ("attack=backdoor", "float32")),
+    ):
+        with pytest.raises(ValueError, match=mentions(*words)):
+            conditions.attack(data, "backdoor", 0.2, target=target)
 
 
 def test_the_catalogue_imposes_them():

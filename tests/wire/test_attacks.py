@@ -270,6 +270,27 @@ def test_a_run_is_wired_by_its_attackers(tmp_path):
     assert jaxfl.load(tmp_path).summary["options"]["data.attackers"] == "group:1"
 
 
+@pytest.mark.rotating
+@pytest.mark.parametrize("kind", conditions.BACKDOORS)
+def test_a_backdoor_succeeds_on_the_rows_of_honest_clients(kind):
+    """The rate is counted once more by hand, and a drift after the last round but one changes nothing of that."""
+    given = {"num_clients": 8, "rows_per_client": 20, "model": "logistic", "rounds": 6, "cohort": 8, "eval_every": 6}
+    given |= {"drift": "rotate", "drift_round": 5, "attack_target": 4}
+    result = jaxfl.run_named("fedavg", "rotated-digits", **given, attack=kind, attackers=0.25, learning_rate=0.3)
+    data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20, drift="rotate", drift_round=5).at(6)
+    dense, hits = jax.tree.map(np.asarray, result.state.model["Dense_0"]), []
+    attackers = conditions.attack(data, kind, 0.25).attack.attacker
+    for client in np.flatnonzero(~attackers):
+        batch = data.batch(data.test, client, np.arange(data.test.size[client]))
+        x = np.array(batch.x)[np.asarray(batch.y) != 4]
+        x[:, -2:, -2:] = (255 - np.asarray(data.mean).item()) / np.asarray(data.std).item()
+        hits.append((x.reshape(len(x), -1) @ dense["kernel"] + dense["bias"]).argmax(1) == 4)
+    rate = np.concatenate(hits).mean()
+    assert rate > 0.5
+    np.testing.assert_allclose(result.summary["attack_success_rate"], rate, atol=1e-3)
+    assert result.history.column("attack_success_rate")[-1] == result.summary["attack_success_rate"]
+
+
 @pytest.mark.parametrize("name", ["local", "fedamp", "robust", "fednova", "lg_fedavg"])
 def test_methods_without_a_wire_refuse(name, key):
     with pytest.raises(ValueError, match=mentions("attack", name, "alie", "sign-flip")):

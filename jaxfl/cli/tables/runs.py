@@ -94,6 +94,7 @@ RESULT_COLUMNS = {
     "macro": ("macro_{}", 1, "{:.4f}"),
     "tuned": ("finetuned_micro_{}", 1, "{:.4f}"),
     "validation": ("validation_micro_{}", 1, "{:.4f}"),
+    "attack success": ("attack_success_rate", 1, "{:.4f}"),
     "worst 10%": ("worst_decile_{}", 1, "{:.4f}"),
     "clusters": ("num_clusters", 1, "{:g}"),
     "ARI": ("ari", 1, "{:z.3f}"),
@@ -102,7 +103,7 @@ RESULT_COLUMNS = {
     "compile": ("compile_seconds", 1, "{:.1f} s"),
     "memory": ("peak_bytes", 1e-6, "{:.0f} MB"),
 }
-OPTIONAL_COLUMNS = ("tuned", "validation", "diverged")
+OPTIONAL_COLUMNS = ("tuned", "validation", "attack success", "diverged")
 
 
 def results_table(

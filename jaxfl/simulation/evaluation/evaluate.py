@@ -19,13 +19,14 @@ from jaxfl import engine, tree
 from jaxfl.client.passes import batch_shape, fold_rows, rows_at_once
 from jaxfl.cohort import Cohort, Plan, default_mesh
 from jaxfl.data.clients import Batch, FederatedData, Split
-from jaxfl.data.divide import on_validation
+from jaxfl.data.divide import on_triggered, on_validation
 from jaxfl.data.windows import Windows
 from jaxfl.engine import by_size, over_clients
 from jaxfl.methods.base import Method, keep_clusters
 from jaxfl.random import host_rng
 from jaxfl.simulation.evaluation.finetune import FineTune, server, trainer
 from jaxfl.simulation.evaluation.metrics import (
+    SUCCESS,
     Evaluation,
     Totals,
     counted_clients,
@@ -315,6 +316,8 @@ def evaluator(
 
     Where the federation has validation rows, a second pass tests the models on them, without fine-tuning: the metrics
     whose names begin with `validation_`. The pass sees no test row, not even where a method assigns clients by them.
+    Where attackers have a backdoor, another pass tests the models on test rows with the trigger: the metric
+    `attack_success_rate`.
 
     Args:
         method: gives the models (`assign`, then `client_params`) and the task.
@@ -330,16 +333,28 @@ def evaluator(
         looks = [evaluator(method, now, plan, finetune, test_rows, **options) for now in data.phases]
         return Evaluator(lambda key, state: looks[int(state.round) >= drifts_at](key, state), looks[0].lowered)
     look = _test_rows_evaluator(method, data, plan, finetune, test_rows, clients, stream)
-    if data.validation is None:
+    others: list[tuple[Evaluator, Callable[[Evaluation], dict[str, Any]]]] = []
+    if data.validation is not None:
+        apart = _test_rows_evaluator(method, on_validation(data), plan, None, test_rows, clients, stream)
+        others.append((apart, _validation_metrics))
+    if data.trigger is not None:
+        hit = _test_rows_evaluator(method, on_triggered(data), plan, None, test_rows, clients, stream)
+        others.append((hit, lambda found: {SUCCESS: found.metrics[f"micro_{found.main}"]}))
+    if not others:
         return look
-    look_apart = _test_rows_evaluator(method, on_validation(data), plan, None, test_rows, clients, stream)
 
-    def both(key: Key, state: Any) -> Evaluation:
-        found, apart = look(key, state), look_apart(key, state).metrics
-        apart = {f"validation_{name}": value for name, value in apart.items() if name not in NOT_OF_TEST_ROWS}
-        return found._replace(metrics=found.metrics | apart)
+    def all_tests(key: Key, state: Any) -> Evaluation:
+        found = look(key, state)
+        for test, metrics_of in others:
+            found = found._replace(metrics=found.metrics | metrics_of(test(key, state)))
+        return found
 
-    return Evaluator(both, look.lowered)
+    return Evaluator(all_tests, look.lowered)
+
+
+def _validation_metrics(found: Evaluation) -> dict[str, Any]:
+    """Returns the metrics of validation rows by their names."""
+    return {f"validation_{name}": value for name, value in found.metrics.items() if name not in NOT_OF_TEST_ROWS}
 
 
 def _test_rows_evaluator(

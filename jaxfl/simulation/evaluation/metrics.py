@@ -14,6 +14,8 @@ rows:
 - `unseen_micro_accuracy`, `unseen_macro_accuracy`: of held-out clients, which are in none of the numbers above.
 - `attackers` (how many), `attackers_micro_accuracy`, `attackers_macro_accuracy`: where some clients attack (see
   `jaxfl.data.conditions`), which are in none of the numbers above.
+- `attack_success_rate`: where attackers have a backdoor, the share of test rows with the trigger, of the clients of
+  `micro_accuracy` and of other classes than the trigger's, that are taken for its class; under the served models.
 - `finetuned_micro_accuracy`, `finetuned_macro_accuracy`, `finetuned_micro_f1`, `finetuned_macro_f1`: the same of models
   that every client has first trained on its own training rows, see `FineTune`; only with `finetune`.
   `finetuned_unseen_micro_accuracy`, `finetuned_unseen_macro_accuracy` are those of held-out clients.
@@ -44,6 +46,7 @@ NAME = re.compile(
     "((before_drift|at_drift|finetuned|validation|unseen|attackers|train)_)*"
     r"((micro|macro|std|worst_decile|p\d+)_)?(?P<metric>.+?)"
 )
+SUCCESS = "attack_success_rate"
 COLUMNS = frozenset(("client", "name", "group", "held_out", "cluster", "train_rows", "test_rows", "loss"))  # of clients
 
 
@@ -111,12 +114,13 @@ def is_lower_better(name: str, lower: Iterable[str]) -> bool:
 
     Args:
         name: of the entry, such as `unseen_micro_mse`.
-        lower: metrics that are, as `summary["lower_is_better"]` names them; a loss always is.
+        lower: metrics that are, as `summary["lower_is_better"]` names them; a loss and the success of attackers always
+            are.
 
     >>> is_lower_better("unseen_micro_mse", ["mse"]), is_lower_better("micro_no_mse", ["mse"])
     (True, False)
     """
-    found, named = {"loss", *lower}, NAME.fullmatch(name)
+    found, named = {"loss", SUCCESS, *lower}, NAME.fullmatch(name)
     return name in found or (named is not None and named["metric"] in found)
 
 
