@@ -5,7 +5,18 @@ import re
 from pathlib import Path
 
 from docs import lessons
-from docs.generate import accelerators, advice, examples, leaderboard, methods, papers, reliability, results, speed
+from docs.generate import (
+    accelerators,
+    advice,
+    audits,
+    examples,
+    leaderboard,
+    methods,
+    papers,
+    reliability,
+    results,
+    speed,
+)
 from experiments.leaderboard.federations import FEDERATIONS
 from jaxfl.bench import AXES
 
@@ -39,6 +50,8 @@ TABLES = {
     **{f"leaderboard {on.name}": functools.partial(leaderboard.cells, on.name) for on in FEDERATIONS},
     **{f"lesson {name}": functools.partial(lessons.table, name) for name in lessons.COMMANDS},
     "machine": accelerators.machine,
+    "membership": audits.membership,
+    "membership references": audits.references,
     "memory": speed.memory,
     "methods": methods.by_kind,
     "more": speed.more,
