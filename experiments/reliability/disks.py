@@ -38,7 +38,20 @@ SMALL += ["--set", "num_clients=8", "--set", "rows_per_client=20"]
 EXPORT = "import jaxfl; jaxfl.load('{base}/seed-0').export('weights.safetensors', client=0)"
 TABLES = ["--csv", "t.csv", "--markdown", "t.md", "--latex", "t.tex", "--plot", "p.png", "--html", "p.html"]
 COMMANDS: dict[str, list[str]] = {  # in the folder of a case; {base} has finished runs
-    "run": ["run", "ifca", *SMALL, "--set", "num_clusters=2", "--eval-every", "1", "--out", "a", "--resume"],
+    "run": [
+        "run",
+        "ifca",
+        *SMALL,
+        "--set",
+        "num_clusters=2",
+        "--eval-every",
+        "1",
+        "--checkpoint-every",
+        "1",
+        "--out",
+        "a",
+        "--resume",
+    ],
     "html": ["run", "fedavg", *SMALL, "--eval-every", "4", "--out", "a", "--resume", "--html", "--log", "csv"],
     "sweep": ["sweep", "fedavg,local", *SMALL, "--seeds", "0,1", "--out", "a", "--html"],
     "compare": ["compare", "{base}", *TABLES, "--replace"],

@@ -43,7 +43,10 @@ EvalEvery = Annotated[
     int | None, typer.Option(help="Rounds between evaluations. Default a tenth of all rounds.", metavar="R")
 ]
 CheckpointEvery = Annotated[
-    int | None, typer.Option(help="Rounds between checkpoints. Default after every evaluation.", metavar="R")
+    int | None,
+    typer.Option(
+        help="Rounds between checkpoints. Default after every evaluation, at most once a second.", metavar="R"
+    ),
 ]
 Loggers = Annotated[
     list[str] | None,

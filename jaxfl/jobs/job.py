@@ -418,7 +418,7 @@ def run_named(
         resume: go on with the run that is in the folder.
         data_dir: where the data's files lie.
         eval_every: rounds between evaluations; None is a tenth of all, rounded down, or 1.
-        checkpoint_every: rounds between checkpoints; None saves after every evaluation.
+        checkpoint_every: rounds between checkpoints; None saves after every evaluation, at most once a second.
         callbacks: called with every `Event`.
         **settings: what `--set` takes: `model="mlp"`, `num_clusters=4`.
 

@@ -84,11 +84,14 @@ class RunState:
             if not self._is_sound(self._evaluation, schedule.rounds, state):
                 return
             record = progress.record(self._evaluation)
-        if schedule.saves(progress.done):  # an evaluation has looked at the state, if there was one
+        if self._clock.saves(schedule, progress.done):  # an evaluation has looked at the state, if there was one
             self._clock.save(progress, state, sound=self._program.serves if record is None else None)
-        self._call_back(
-            self._event(record, state, whole=self._test_rows is not None and progress.done == schedule.rounds)
-        )
+        event = self._event(record, state, whole=self._test_rows is not None and progress.done == schedule.rounds)
+        try:
+            self._call_back(event)
+        except BaseException:  # of a user's function: no round is lost
+            self.save(state)
+            raise
 
     def end(self, state: Any) -> None:
         """Evaluates, records and saves a run that ends before its last round, and calls back."""

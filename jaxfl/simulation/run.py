@@ -100,7 +100,7 @@ def run(
             when the run is over, however it ends.
         checkpoint_dir: folder for `history.jsonl` (a line per evaluation), `clusters.jsonl` (a line where clients have
             moved) and `checkpoint.npz`; None writes nothing.
-        checkpoint_every: rounds between checkpoints; None saves after every evaluation.
+        checkpoint_every: rounds between checkpoints; None saves after every evaluation, at most once a second.
         resume: continue from the checkpoint in `checkpoint_dir`, bit for bit; without a checkpoint, start.
         plan: a `Plan` (chunk and devices), or `"auto"`. If the device runs out of memory during the run, the chunk is
             halved once, with a warning, and the run continues from the last checkpoint, or from the start.

@@ -5,12 +5,14 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from jaxfl.simulation import processes
 from jaxfl.simulation.evaluation.metrics import Evaluation
 from jaxfl.simulation.program import CAPACITY
 from jaxfl.simulation.progress import Progress
 from jaxfl.typing import Params
 
 LOOK_SECONDS = 1.0  # seconds after which Python looks, so that a progress bar moves
+SAVE_SECONDS = 1.0  # seconds between checkpoints, at least, where nobody says after how many rounds they are written
 
 
 class Schedule(NamedTuple):
@@ -22,6 +24,7 @@ class Schedule(NamedTuple):
         checkpoint_every: rounds between checkpoints.
         test_rows: the most rows of a client that are tested before the last round; None tests all.
         drifts_at: rounds before the data change, see `jaxfl.data.drift`, after which the run is evaluated; or None.
+        save_seconds: seconds between checkpoints, at least; the last one is always written.
 
     >>> schedule = Schedule.of(10, eval_every=4, checkpoint_every=3)
     >>> [done for done in range(1, 11) if schedule.evaluates(done)], schedule.ahead(4, seconds_per_round=None)
@@ -33,6 +36,7 @@ class Schedule(NamedTuple):
     checkpoint_every: int
     test_rows: int | None = None
     drifts_at: int | None = None
+    save_seconds: float = 0.0
 
     @classmethod
     def of(
@@ -48,7 +52,8 @@ class Schedule(NamedTuple):
         Args:
             rounds: communication rounds in all.
             eval_every: rounds between evaluations; None is a tenth of all, rounded down, or 1.
-            checkpoint_every: rounds between checkpoints; None saves after every evaluation.
+            checkpoint_every: rounds between checkpoints; None saves after every evaluation, unless
+                the last checkpoint was written less than `SAVE_SECONDS` ago.
             test_rows: the most rows of a client that are tested before the last round; None tests all.
             drifts_at: rounds before the data change; None if they do not.
 
@@ -64,7 +69,9 @@ class Schedule(NamedTuple):
                 raise ValueError(f"{name} must be below 2^31, got {value}.")
         check_drift(drifts_at, rounds)
         eval_every = eval_every or max(1, rounds // 10)
-        return cls(rounds, eval_every, checkpoint_every or eval_every, test_rows, drifts_at)
+        # several processes save together, and have not the same clock
+        seconds = SAVE_SECONDS if checkpoint_every is None and not processes.several() else 0.0
+        return cls(rounds, eval_every, checkpoint_every or eval_every, test_rows, drifts_at, seconds)
 
     def check_done(self, done: int) -> None:
         """Raises ValueError if a resumed run has more rounds done than `rounds`."""
@@ -133,6 +140,7 @@ class Clock:
 
     def __init__(self, began: float | None = None):
         self._began = time.perf_counter() if began is None else began
+        self._saved: float | None = None  # when the last checkpoint was written
         self.evaluations: list[float] = []
         self.savings: list[float] = []
 
@@ -152,14 +160,23 @@ class Clock:
         """Saves the state, and records the seconds if a checkpoint was written."""
         began = time.perf_counter()
         if progress.save(state, **given):
-            self.savings.append(time.perf_counter() - began)
+            self._saved = time.perf_counter()
+            self.savings.append(self._saved - began)
+
+    def saves(self, schedule: Schedule, done: int) -> bool:
+        """Returns whether a checkpoint is to be written after `done` rounds, by the schedule and the time."""
+        late = self._saved is None or time.perf_counter() >= self._saved + schedule.save_seconds
+        return schedule.saves(done) and (late or done == schedule.rounds)
 
     def left(self, schedule: Schedule, done: int, seconds_per_round: float) -> float:
         """Returns about how many seconds the rounds, evaluations and checkpoints after `done` will take."""
         usual = statistics.median(self.evaluations[1:] or self.evaluations or [0.0])
         saving = statistics.median(self.savings or [0.0])
-        rounds = (schedule.rounds - done) * seconds_per_round
-        return rounds + schedule.evaluations_after(done) * usual + schedule.checkpoints_after(done) * saving
+        seconds = (schedule.rounds - done) * seconds_per_round + schedule.evaluations_after(done) * usual
+        checkpoints = schedule.checkpoints_after(done)
+        if schedule.save_seconds:
+            checkpoints = min(checkpoints, 1 + seconds / schedule.save_seconds)
+        return seconds + checkpoints * saving
 
 
 def check_drift(drifts_at: int | None, rounds: int) -> None:

@@ -24,7 +24,7 @@ from jaxfl.data import conditions
 from jaxfl.data.clients import Split
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.server import coordinate_sums
-from jaxfl.simulation import interrupts, program, rounds
+from jaxfl.simulation import interrupts, program, rounds, schedule
 from jaxfl.simulation.evaluation.finetune import FineTune
 from jaxfl.simulation.loggers import csv
 from jaxfl.simulation.records import checkpoint
@@ -949,3 +949,26 @@ def test_checkpoints_keep_what_a_method_says(kept, tmp_path):
         checkpoint.save(tmp_path, saved.state(jax.eval_shape(method.init, jax.random.key(0), DATA)), saved.header)
     resumed = jaxfl.run(method, DATA, rounds=6, resume=True, **options)
     assert resumed.history.column("tenth") == pytest.approx([0.2, 0.3, 0.6])
+
+
+@pytest.mark.parametrize(
+    ("options", "checkpoints"), [({"checkpoint_every": 1}, [1, 2, 3, 4]), ({}, [1, 1, 1, 4])], ids=["asked for", "not"]
+)
+def test_checkpoints_that_nobody_asked_for_are_written_at_most_once_a_second(
+    options, checkpoints, tmp_path, monkeypatch
+):
+    """A small federation would spend a third of its time on them. Where a function raises, no round is lost."""
+    monkeypatch.setattr(schedule, "SAVE_SECONDS", 1000.0)  # of a machine as slow as can be
+    saved = []
+
+    def look(event):
+        saved.append(checkpoint.newest(tmp_path).header["round"])
+        if event.round == 4:
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        jaxfl.run(
+            fedavg(), DATA, rounds=6, eval_every=1, checkpoint_dir=tmp_path, callbacks=[look], **OPTIONS, **options
+        )
+    saved[-1] = checkpoint.newest(tmp_path).header["round"]
+    assert saved == checkpoints
