@@ -32,6 +32,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
+from jaxfl.methods.exposure import Seen, server_sees
 from jaxfl.methods.parts.adaptation import adapted, fine_tuning, tuning_epochs
 from jaxfl.methods.parts.vectors import chosen_leaves
 from jaxfl.random import Stream, key_for
@@ -53,6 +54,7 @@ class FedBABUState(NamedTuple):
     round: Array  # [] int32
 
 
+@server_sees(Seen("sums", "the sum of the bodies"))
 @checked
 def fedbabu(
     task: Task,
