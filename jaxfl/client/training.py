@@ -255,5 +255,9 @@ def _order_updates(gradient: Params) -> Params:
     (`optimization_barrier` does not: the CPU compiler drops it before it decides on copies).
     """
     first = [leaf.ravel()[0] for leaf in jax.tree.leaves(gradient) if leaf.size]
-    nothing = [0 * jnp.where(jnp.isfinite(one), one, 0) for one in first]  # optimisers may drop what is not finite
-    return jax.tree.map(lambda leaf: leaf + sum(one.astype(leaf.dtype) for one in nothing), gradient)
+    if not first:
+        return gradient
+    ones = jnp.stack([jnp.real(one).astype(jnp.float32) for one in first])
+    # optimisers may drop what is not finite; behind the barrier it is computed once and not for every leaf
+    nothing = jax.lax.optimization_barrier((0 * jnp.where(jnp.isfinite(ones), ones, 0)).sum())
+    return jax.tree.map(lambda leaf: leaf + nothing.astype(leaf.dtype), gradient)
