@@ -31,15 +31,20 @@ from jaxfl.typing import Array, Params
 WRITE_BYTES = 16 << 20
 NO_ROW = np.iinfo(np.int32).max  # a row's place that nothing is written to
 # XLA's CPU backend gives products, sums and convolutions to a library, YNN. Nothing is as fast as its products, but its
-# convolutions take one core alone where there are few channels, and longer than XLA's own: those it is not given.
-LIBRARY = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE"}
+# convolutions take one core alone where there are few channels, and longer than XLA's own: those it is not given. What
+# is best on GPUs is to be measured: `python -m experiments.speed.accelerator --only launch`.
+COMPILER_OPTIONS: dict[str, dict[str, Any]] = {
+    "cpu": {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE"},
+    "gpu": {},
+}
 
 
 def jit(fn: Callable, **options: Any) -> Any:
     """Returns `jax.jit(fn, **options)` of a program that trains or tests networks, compiled as they need it.
 
-    On a CPU convolutions are XLA's own and not its library's: forward and gradient of 32 channels and more take half of
-    the time on two cores (`python -m experiments.speed.convolutions`, with `--library` and without).
+    `COMPILER_OPTIONS` has what XLA is told for each backend. On a CPU convolutions are XLA's own and not its library's:
+    forward and gradient of 32 channels and more take half of the time on two cores
+    (`python -m experiments.speed.convolutions`, with `--library` and without).
 
     Args:
         fn: the function.
@@ -51,7 +56,7 @@ def jit(fn: Callable, **options: Any) -> Any:
     >>> jit(lambda x: x + 1)(1).item()
     2
     """
-    return jax.jit(fn, compiler_options=LIBRARY if jax.default_backend() == "cpu" else None, **options)
+    return jax.jit(fn, compiler_options=COMPILER_OPTIONS.get(jax.default_backend()) or None, **options)
 
 
 def over_clients(fn: Callable[..., tuple[Any, Any]], shared: Any, cohort: Cohort, *rows: Params) -> tuple[Any, Any]:

@@ -13,7 +13,8 @@ command goes on where it was stopped; `--only w2,w6` chooses parts, `--again` ma
 | precision | the same ten rounds on the CPU and the device, at each precision of matrix products |
 | reductions | sums of clients by cluster: one-hot product, segment sum |
 | battery | every law of every method, and the float64 loops, on the device |
-| w1 w2 w3 w5 w6 w7 w8 | the workloads, with the automatic chunk and a sweep of chunks |
+| launch | small models' rounds with several options of XLA: command buffers, loops in them; `--further` has more arms |
+| w1 w2 w3 w5 w6 w7 w8 w9 | the workloads, with the automatic chunk and a sweep of chunks |
 | seeds | five seeds in one program beside one seed |
 | scaling | the curves of `jaxfl bench scaling` |
 | table1 | what is missing of StoCFL's tables of MNIST at paper scale, four runs at a time, as many as time allows |
@@ -31,7 +32,7 @@ from typing import Any
 
 from experiments.speed import accelerator_parts
 from experiments.speed import accelerator_workloads as workloads
-from experiments.speed.accelerator_parts import MARK, Setting
+from experiments.speed.accelerator_parts import Setting
 
 RESULTS = "accelerator.jsonl"
 PARTS: dict[str, tuple[Callable[[Setting], None], int]] = {  # with the seconds that it may take
@@ -39,6 +40,7 @@ PARTS: dict[str, tuple[Callable[[Setting], None], int]] = {  # with the seconds 
     "precision": (accelerator_parts.precision, 120),
     "reductions": (accelerator_parts.reductions, 60),
     "battery": (accelerator_parts.battery, 270),
+    "launch": (workloads.launch, 360),
     "w6": (workloads.w6, 240),
     "w2": (workloads.w2, 150),
     "w3": (workloads.w3, 130),
@@ -46,6 +48,7 @@ PARTS: dict[str, tuple[Callable[[Setting], None], int]] = {  # with the seconds 
     "w5": (workloads.w5, 120),
     "w1": (workloads.w1, 240),
     "w7": (workloads.w7, 240),
+    "w9": (workloads.w9, 330),
     "seeds": (workloads.seeds, 150),
     "scaling": (workloads.scaling, 270),
     "table1": (workloads.table1, 900),
@@ -59,6 +62,7 @@ def run_part(name: str, options: argparse.Namespace, seconds: float) -> dict[str
     command += ["--seconds", str(seconds), *(["--smoke"] if options.smoke else [])]
     command += ["--data-dir", options.data_dir] if options.data_dir else []
     command += ["--chunks", *map(str, options.chunks)] if options.chunks else []
+    command += ["--further"] if options.further else []
     # peers share the device, and parts start others: nobody takes three quarters of the memory at once
     environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "PYTHONUNBUFFERED": "1"}
     log = options.out / f"{name}.log"
@@ -70,7 +74,7 @@ def run_part(name: str, options: argparse.Namespace, seconds: float) -> dict[str
             child.kill()
             code = child.wait()
     text = log.read_text(errors="replace")
-    records = [json.loads(line.removeprefix(MARK)) for line in text.splitlines() if line.startswith(MARK)]
+    records = accelerator_parts.records_in(text)
     line = {"part": name, "exit": code, "seconds": time.perf_counter() - began, "records": records}
     return line if code == 0 else {**line, "log": text[-3000:]}
 
@@ -91,13 +95,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--again", action="store_true", help="make parts that have a line anew")
     parser.add_argument("--smoke", action="store_true", help="toy sizes")
     parser.add_argument("--chunks", type=int, nargs="+", help="of the sweeps, in place of the parts' own")
+    parser.add_argument("--further", action="store_true", help="the other arms of launch, with convolutions too")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, default=600, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     if options.part:
         chunks = tuple(options.chunks) if options.chunks else None
-        PARTS[options.part][0](Setting(options.smoke, options.data_dir, options.out, options.seconds, chunks))
+        PARTS[options.part][0](
+            Setting(options.smoke, options.data_dir, options.out, options.seconds, chunks, options.further)
+        )
         return 0
     wanted = list(PARTS) if options.only is None else options.only.split(",")
     unknown = [name for name in wanted if name not in PARTS]

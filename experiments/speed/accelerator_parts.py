@@ -24,12 +24,18 @@ class Setting(NamedTuple):
     out: Path
     seconds: float  # that the part may take
     chunks: tuple[int, ...] | None  # of the sweep, in place of the part's own
+    further: bool = False  # whether the part `launch` runs its other arms
 
 
 def say(record: dict[str, Any]) -> None:
     """Hands a record over: it is kept even if the part dies after it."""
     sys.stdout.write(MARK + json.dumps(record) + "\n")  # at once: parts have threads
     sys.stdout.flush()
+
+
+def records_in(text: str) -> list[dict[str, Any]]:
+    """Returns the records that a process has handed over, from all that it printed."""
+    return [json.loads(line.removeprefix(MARK)) for line in text.splitlines() if line.startswith(MARK)]
 
 
 def machine(setting: Setting) -> None:

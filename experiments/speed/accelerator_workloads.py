@@ -15,7 +15,7 @@ from typing import Any
 
 from experiments.harness import base, results
 from experiments.harness.run import Planned, planned
-from experiments.speed.accelerator_parts import Setting, median_seconds, say
+from experiments.speed.accelerator_parts import Setting, median_seconds, records_in, say
 
 
 def workload(name: str, arguments: Sequence[str], chunks: Sequence[int | None], setting: Setting, **toy: Any) -> None:
@@ -172,6 +172,37 @@ def seeds(setting: Setting) -> None:
                  "seeds_together": results["five"][0].summary["seeds_together"],
                  "largest_difference": max(float(np.abs(np.asarray(a, np.float64) - np.asarray(b)).max())
                                            for a, b in zip(apart, together, strict=True))})  # fmt: skip
+
+
+def launch(setting: Setting) -> None:
+    """Times small models' rounds with several options of XLA, each in a process of its own; compares their bits.
+
+    With `setting.further` the other arms, beside the first one.
+    """
+    from experiments.speed.launch import ARMS, FURTHER, FURTHER_WORKS, WORKS
+
+    until, first = time.monotonic() + setting.seconds, {}
+    arms = list(ARMS) if not setting.further else ["base", *FURTHER]
+    works = [*WORKS, *(FURTHER_WORKS if setting.further else ())]
+    for arm in arms:
+        command = [sys.executable, "-m", "experiments.speed.launch", arm, *(works[:1] if setting.smoke else works)]
+        command += ["--smoke", "--rounds", "1"] if setting.smoke else []
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=max(1, until - time.monotonic()))
+            text, problem = done.stdout, done.stderr[-2000:] if done.returncode else None
+        except subprocess.TimeoutExpired as error:
+            text, problem = (error.stdout or b"").decode(), "no time left"
+        for record in records_in(text):
+            bits = first.setdefault(record["workload"], record["bits"][0])
+            say({**record, "same_bits": [one == bits for one in record["bits"]]})
+        if problem is not None:
+            say({"arm": arm, "error": problem})
+
+
+def w9(setting: Setting) -> None:
+    """ResNet-18 with group normalisation, beside PyTorch."""
+    real, toy = ["--peers", "torch,vmap"], ["--clients", "2", "--hidden", "32"]
+    workload("rounds", ["w9-10", "w9-50", *sized(setting, real, toy)], (), setting)
 
 
 def scaling(setting: Setting) -> None:

@@ -58,6 +58,10 @@ class Rounds:
         models = self._method.client_params(self.state, jnp.zeros(1, jnp.int32))
         return jax.tree.map(lambda leaf: np.array(leaf[0]), models)
 
+    def program(self) -> str:
+        """Returns the text of its compiled program."""
+        return getattr(self._advance, "func", self._advance).as_text()
+
     def side(self) -> Side:
         """Returns it as a side of a comparison."""
 

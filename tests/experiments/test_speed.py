@@ -16,6 +16,7 @@ import jaxfl
 from docs.generate import speed
 from experiments.harness import base, results
 from experiments.speed import kernels, networks, ours, peers, rounds
+from jaxfl import engine
 from jaxfl.cli import sweep
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.testing.small import linear_task
@@ -333,10 +334,41 @@ def records_of(part, folder, capsys):
 
 
 @pytest.mark.rotating(weeks=3)
-@pytest.mark.parametrize("part", ["precision", "reductions", "w1", "w5", "w7", "seeds"])
+@pytest.mark.parametrize(
+    "part", ["precision", "reductions", "w1", "w5", "w7", "seeds", pytest.param("launch", marks=pytest.mark.slow)]
+)
 def test_parts_of_the_kit_run_at_toy_size(part, tmp_path, capsys):
     """Those of its `--smoke` but the battery, the curves, the table and W8, which have tests of their own."""
     records_of(part, tmp_path, capsys)
+
+
+def test_arms_of_the_launch_part_are_compared_with_the_first(tmp_path, capsys, monkeypatch):
+    """Each is one process with options of XLA; the rounds are made twice, and both executions have their bits."""
+    names = ("launch", "accelerator_workloads", "accelerator_parts")
+    script, workloads, parts = (importlib.import_module(f"experiments.speed.{name}") for name in names)
+    monkeypatch.setattr(engine, "COMPILER_OPTIONS", {name: {**had} for name, had in engine.COMPILER_OPTIONS.items()})
+    given = []
+
+    def run(words, **_):
+        given.append(words[3])
+        if len(given) == 1:
+            script.main([*words[3:]])
+            return SimpleNamespace(returncode=0, stdout=capsys.readouterr().out, stderr="")
+        other = {"arm": words[3], "workload": "w3-logistic", "bits": ["another", "another"]}
+        return SimpleNamespace(returncode=1, stdout=f"RECORD {json.dumps(other)}\n", stderr="no such option")
+
+    monkeypatch.setattr(workloads.subprocess, "run", run)
+    workloads.launch(parts.Setting(smoke=True, data_dir=None, out=tmp_path, seconds=60, chunks=None))
+    base, *others = parts.records_in(capsys.readouterr().out)
+    assert given == [*script.ARMS] and base["arm"] == "base" and len(base["milliseconds"]) == 4
+    assert base["same_bits"] == [True, True] and base["looks"] >= 0 and sum(base["kernels"].values()) > 0
+    assert [one.get("same_bits", one.get("error")) for one in others] == [[False, False], "no such option"] * 3
+
+
+def test_options_of_an_arm_reach_the_compiler(monkeypatch):
+    monkeypatch.setattr(engine, "COMPILER_OPTIONS", {jax.default_backend(): {"no_such_option": True}})
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_option"):
+        engine.jit(lambda x: x + 1)(1)
 
 
 @pytest.mark.parametrize(("part", "names", "clients"), [("w2", ["w2"], 2), ("w3", W3, 4), ("w6", ["w6"], 3)])
