@@ -46,7 +46,7 @@ from jaxfl.methods.parts.one_shot import add_exchange, nearest_centre, train_all
 from jaxfl.methods.parts.vectors import compared_leaves, to_vector
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
-from jaxfl.server import aggregate
+from jaxfl.server.aggregators import trimmed_mean
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
@@ -114,6 +114,13 @@ def robust(
     stage = {"trimmed": outliers, "trim": trim_by, "centre": centre}
     first = local_train(task, optimizer, local_epochs=first_epochs, batch_size=batch_size)
     train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
+    trimmed = trimmed_mean(trim)
+
+    def aggregated(models: Params, labels: Array, before: Params) -> Params:
+        def of_leaf(leaf: Array, old: Array) -> Array:  # of every coordinate by itself: no second stack is made
+            return trimmed(leaf.reshape(leaf.shape[0], -1), labels, num_clusters).reshape(old.shape)
+
+        return tree.where(centre_of.counts(labels, num_clusters) > 0, jax.tree.map(of_leaf, models, before), before)
 
     def point_of(key: Key, model: Params) -> Array:
         return to_vector(key, tree.partition(model, chosen)[0])
@@ -141,7 +148,7 @@ def robust(
         found = state.cluster[cohort.ids]
         trained = cohort.mask & (data.train.size[cohort.ids] > 0)
         counts = trained & jax.vmap(tree.is_finite)(trained_models)
-        models = aggregate.trimmed_mean(trained_models, jnp.where(counts, found, -1), state.models, share=trim)
+        models = aggregated(trained_models, jnp.where(counts, found, -1), state.models)
         one = base.shape_of(state.models)
         info = base.info(
             cohort,

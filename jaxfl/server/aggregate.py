@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxfl import tree
-from jaxfl.clustering import centres
 from jaxfl.data.clients import FederatedData
 from jaxfl.schema import checked
 from jaxfl.server.wire_context import active_wire
@@ -165,29 +164,6 @@ def mean(total: Total, empty: Params) -> Params:
     [2.0, 9.0]
     """
     return divide(total.values, total.weight, empty)
-
-
-def trimmed_mean(models: Params, cluster: Array, empty: Params, *, share: float) -> Params:
-    """Returns the mean of each cluster's models `[K, ...]` without their extremes, coordinate by coordinate.
-
-    The only mean that needs all models of a cohort at once.
-
-    Args:
-        models: what the clients have sent `[C, ...]`.
-        cluster: `[C]` int32; -1 for those that do not count: padding, without rows, not finite.
-        empty: models `[K, ...]` that clusters without clients keep.
-        share: left out on either side, see `clustering.centres.trimmed_mean`; 0 is the plain mean, 0.5 the median.
-
-    >>> sent, kept = {"w": jnp.array([1.0, 2.0, 3.0, 99.0])}, {"w": jnp.zeros(1)}
-    >>> trimmed_mean(sent, jnp.zeros(4, jnp.int32), kept, share=0.25)["w"].tolist()
-    [2.5]
-    """
-
-    def one(leaf: Array, kept: Array) -> Array:
-        flat = leaf.reshape(leaf.shape[0], -1), kept.reshape(kept.shape[0], -1)
-        return centres.trimmed_mean(flat[0], cluster, flat[1], share=share).reshape(kept.shape)
-
-    return jax.tree.map(one, models, empty)
 
 
 def cohort_mean(total: Total) -> Params:

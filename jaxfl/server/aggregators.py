@@ -10,10 +10,14 @@ without members gets 0. In a cluster of n members, f = floor(share n) are taken 
     multi_krum            the mean of the n - f updates that are best by this sum        the same
     geometric_median      Weiszfeld's iteration from the mean                            Pillutla et al., IEEE TSP 2022
     centred_clip          v <- v + mean of (x_i - v) min(1, tau / |x_i - v|) from v = 0  Karimireddy et al., ICML 2021
+
+A norm bound is none of these functions: the server shortens each update that is longer than tau, and takes the method's
+own mean of them (Sun et al., "Can you really backdoor federated learning?", 2019). It needs one update at a time.
 """
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +26,12 @@ from jaxfl.clustering import centres
 from jaxfl.typing import Array
 
 Aggregator = Callable[[Array, Array, int], Array]
+
+
+class NormBound(NamedTuple):
+    """The largest norm of an update that a server takes."""
+
+    radius: float
 
 
 def median() -> Aggregator:
@@ -85,8 +95,7 @@ def centred_clip(radius: float, steps: int = 3) -> Aggregator:
     Raises:
         ValueError: `radius` is not above 0 and finite.
     """
-    if not 0 < radius < math.inf:
-        raise ValueError(f"cclip must have a radius above 0 and finite, got {radius}; cclip:1.0 is usual.")
+    _check_radius("cclip", radius)
 
     def aggregate(updates: Array, labels: Array, count: int) -> Array:
         inside = (labels >= 0)[:, None]
@@ -101,6 +110,19 @@ def centred_clip(radius: float, steps: int = 3) -> Aggregator:
         return jax.lax.fori_loop(0, steps, step, _zeros(updates, count))
 
     return aggregate
+
+
+def norm_bound(radius: float) -> NormBound:
+    """Returns the norm bound.
+
+    Args:
+        radius: tau, above 0: the longest update, all that a client contributes in an exchange as one.
+
+    Raises:
+        ValueError: `radius` is not above 0 and finite.
+    """
+    _check_radius("norm", radius)
+    return NormBound(radius)
 
 
 def _krum(name: str, share: float, num_chosen: Callable[[Array, Array], Array]) -> Aggregator:
@@ -139,6 +161,12 @@ def _krum(name: str, share: float, num_chosen: Callable[[Array, Array], Array]) 
 def _zeros(updates: Array, count: int) -> Array:
     """Returns 0 for every cluster `[K, d]`."""
     return jnp.zeros((count, updates.shape[1]), updates.dtype)
+
+
+def _check_radius(name: str, radius: float) -> None:
+    """Raises ValueError unless a radius is above 0 and finite."""
+    if not 0 < radius < math.inf:
+        raise ValueError(f"{name} must have a radius above 0 and finite, got {radius}; {name}:1.0 is usual.")
 
 
 def _check_attackers(name: str, share: float, most: float) -> None:

@@ -25,6 +25,7 @@ from jaxfl.methods.scheduled import scheduled
 from jaxfl.models import MODELS
 from jaxfl.models.adapters import Network
 from jaxfl.schema import REQUIRED, Option, check_name, function_options, quoted
+from jaxfl.server.aggregators import NormBound
 from jaxfl.settings import methods, models, optimizers, reading, run_options, tasks, user_code, wire_options
 from jaxfl.settings.optimizers import OPTIMIZERS, SERVERS
 from jaxfl.settings.reading import convert as convert
@@ -361,7 +362,7 @@ def channel(settings: Settings) -> Transform | None:
     return wire_options.channel(settings.run)
 
 
-def aggregator(settings: Settings) -> Aggregator | None:
+def aggregator(settings: Settings) -> Aggregator | NormBound | None:
     """Returns the robust aggregator of the settings, None for the method's own mean.
 
     Raises:

@@ -5,6 +5,7 @@ from typing import Any
 
 from jaxfl.data.conditions import ATTACK_KINDS, CANARY, COLLUDING
 from jaxfl.schema import Option, check_name, quoted
+from jaxfl.server.aggregators import NormBound
 from jaxfl.settings import methods
 from jaxfl.wire import (
     Aggregator,
@@ -17,6 +18,7 @@ from jaxfl.wire import (
     krum,
     median,
     multi_krum,
+    norm_bound,
     qsgd,
     random_k,
     sign,
@@ -40,6 +42,7 @@ AGGREGATORS: Choices = {
     "multikrum": (multi_krum, float, "0.2"),
     "geomedian": (geometric_median, None, ""),
     "cclip": (centred_clip, float, "1.0"),
+    "norm": (norm_bound, float, "1.0"),
 }
 
 OPTIONS = (
@@ -61,8 +64,8 @@ OPTIONS = (
         "aggregator",
         "mean",
         str,
-        "robust aggregator of updates, by cluster: median, trimmed:SHARE, krum:SHARE, multikrum:SHARE, geomedian or "
-        "cclip:RADIUS, see jaxfl.wire; mean is the method's own",
+        "robust aggregator of updates, by cluster: median, trimmed:SHARE, krum:SHARE, multikrum:SHARE, geomedian, "
+        "cclip:RADIUS or norm:RADIUS, see jaxfl.wire; mean is the method's own",
     ),
     Option("min_sum", 1, int, "sums of fewer clients are dropped, as secure aggregation does; 1 drops none"),
 )
@@ -90,7 +93,7 @@ def channel(run: Mapping[str, Any]) -> Transform | None:
     return chain(*links) if links else None
 
 
-def aggregator(run: Mapping[str, Any]) -> Aggregator | None:
+def aggregator(run: Mapping[str, Any]) -> Aggregator | NormBound | None:
     """Returns the robust aggregator of a run's options; None for the method's own mean.
 
     Args:

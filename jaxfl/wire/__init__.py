@@ -20,6 +20,7 @@ from jaxfl.server.aggregators import (
     krum,
     median,
     multi_krum,
+    norm_bound,
     trimmed_mean,
 )
 from jaxfl.wire.channel import CodeSize, Transform, bfloat16, chain, clip, qsgd, random_k, sign, top_k
@@ -37,6 +38,7 @@ __all__ = [
     "krum",
     "median",
     "multi_krum",
+    "norm_bound",
     "qsgd",
     "random_k",
     "sign",

@@ -36,18 +36,22 @@ from jaxfl.random import Stream, key_for
 from jaxfl.schema import quoted
 from jaxfl.server import aggregate
 from jaxfl.server.aggregate import Contribution, Total
-from jaxfl.server.aggregators import Aggregator
+from jaxfl.server.aggregators import Aggregator, NormBound
 from jaxfl.server.wire_context import activated
 from jaxfl.typing import Array, Key, Params
 from jaxfl.wire.attacks import Collusion, collusion_of
 from jaxfl.wire.canaries import Canaries, canaries_of
-from jaxfl.wire.channel import CodeSize, Transform
+from jaxfl.wire.channel import CodeSize, Transform, chain, clip
 
 SMALLEST_SUM = "smallest_sum"  # the clients of the smallest sum of a round, in `info.extra`
 
 
 def wired(
-    method: Method, *, channel: Transform | None = None, aggregator: Aggregator | None = None, min_sum: int = 1
+    method: Method,
+    *,
+    channel: Transform | None = None,
+    aggregator: Aggregator | NormBound | None = None,
+    min_sum: int = 1,
 ) -> Method:
     """Returns the method with clients that send their updates through a channel, to a server with a robust aggregator.
 
@@ -59,7 +63,7 @@ def wired(
         method: any method whose server adds up contributions; the outermost one, such as Ditto and not its solver.
         channel: a link of `jaxfl.wire`, or several, joined by `jaxfl.wire.chain`; None sends updates as they are.
         aggregator: of `jaxfl.wire`, such as `jaxfl.wire.median()`; None is the method's own mean. The updates of a
-            cohort `[C, d]` are then in memory at once.
+            cohort `[C, d]` are then in memory at once, but for `jaxfl.wire.norm_bound(1.0)`.
         min_sum: sums of fewer clients are dropped, as by secure aggregation with this threshold; a cluster without a
             sum is unchanged in the round.
 
@@ -73,6 +77,9 @@ def wired(
         return method
     if channel is not None and not isinstance(channel, Transform):
         raise TypeError(f"channel must be a link of jaxfl.wire, got {quoted(channel)}; jaxfl.wire.qsgd(8) is one.")
+    if isinstance(aggregator, NormBound):  # shortened one by one, by the server and with the same result
+        bound = clip(aggregator.radius)
+        channel, aggregator = bound if channel is None else chain(channel, bound), None
     if aggregator is not None and not callable(aggregator):
         raise TypeError(f"aggregator must be a function, got {quoted(aggregator)}; jaxfl.wire.median() is one.")
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxfl.server.aggregators import centred_clip, geometric_median, krum, median, multi_krum, trimmed_mean
+from jaxfl.server.aggregators import centred_clip, geometric_median, krum, median, multi_krum, norm_bound, trimmed_mean
 from tests.messages import mentions
 
 POINTS = [(1, 2), (2, 1), (3, 3), (2, 2), (50, -40), (1.5, 2.5), (10, 10), (11, 9), (12, 14), (99, 99)]
@@ -73,10 +73,10 @@ def test_a_minority_that_is_far_away_moves_little(name, key):
         assert (found >= honest.min(0)).all() and (found <= honest.max(0)).all()
 
 
-@pytest.mark.parametrize("make", [krum, multi_krum, trimmed_mean, centred_clip])
+@pytest.mark.parametrize("make", [krum, multi_krum, trimmed_mean, centred_clip, norm_bound])
 @pytest.mark.parametrize("number", [-0.1, 0.6, float("nan")])
 def test_numbers_out_of_range_are_refused(make, number):
-    if make is centred_clip and number == 0.6:
+    if make in (centred_clip, norm_bound) and number == 0.6:
         make, number = krum, 0.5  # half of the members cannot be told from the other half
     with pytest.raises(ValueError, match=mentions(number)):
         make(number)

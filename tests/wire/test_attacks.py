@@ -17,7 +17,7 @@ from jaxfl.methods import METHODS, Row
 from jaxfl.methods.base import Method
 from jaxfl.testing import CHECKS
 from jaxfl.testing.small import federation, full_cohort, linear_task
-from jaxfl.wire import bfloat16, clip, geometric_median, median, multi_krum, trimmed_mean, wired
+from jaxfl.wire import bfloat16, clip, geometric_median, median, multi_krum, norm_bound, random_k, trimmed_mean, wired
 from jaxfl.wire.attacks import FORGERIES, Collusion, collusion_of
 from jaxfl.wire.wired import attacked
 from tests import problems, reference
@@ -241,6 +241,15 @@ def test_what_attackers_send_is_never_longer_than_the_clip(kind):
     moved = moves(kind, 1e12, lambda norm: {"channel": clip(norm)})
     assert np.linalg.norm(moved(np.float32(0.01), (2, 6))) <= 0.01 * (1 + 1e-5)
     assert np.linalg.norm(moved(np.float32(1e30), (2, 6))) > 1e6
+
+
+@pytest.mark.rotating
+@pytest.mark.parametrize("kind", ["sign-flip", "gaussian", "same"])
+def test_the_step_under_a_norm_bound_is_at_most_the_bound(kind):
+    """Whatever attackers send, also where the channel makes it longer."""
+    link = random_k(0.5)
+    moved = moves(kind, 1e12, lambda number: {"channel": link, "aggregator": norm_bound(0.01)}, batch_size=4)
+    assert 0 < np.linalg.norm(moved(0, (2, 6))) <= 0.01 * (1 + 1e-5)
 
 
 ROBUST = (trimmed_mean(0.0), median(), trimmed_mean(0.3), multi_krum(0.3), geometric_median())
