@@ -34,7 +34,10 @@ from jaxfl.methods.fednova import NO_WIRE as FEDNOVA_NO_WIRE
 from jaxfl.methods.fednova import PRESETS as FEDNOVA_PRESETS
 from jaxfl.methods.fednova import fednova as fednova
 from jaxfl.methods.fedper import fedper as fedper
+from jaxfl.methods.fedproto import NO_WIRE as FEDPROTO_NO_WIRE
+from jaxfl.methods.fedproto import fedproto as fedproto
 from jaxfl.methods.fedrep import fedrep as fedrep
+from jaxfl.methods.fedrod import fedrod as fedrod
 from jaxfl.methods.fedsoft import PRESETS as FEDSOFT_PRESETS
 from jaxfl.methods.fedsoft import fedsoft as fedsoft
 from jaxfl.methods.fesem import PRESETS as FESEM_PRESETS
@@ -109,6 +112,17 @@ PERSONAL: dict[str, Row] = {  # a model for each client, or a part of one
         "FedPer with clients that train their head first, then the base",
         "Collins et al., ICML 2021",
         small={"personal": "bias", "head_epochs": 2},
+    ),
+    "fedrod": Row(
+        fedrod,
+        "a shared network with a generic head for balanced classes, and a personal head on top of it",
+        "Chen and Chao, ICLR 2022",
+    ),
+    "fedproto": Row(
+        fedproto,
+        "a model for each client, pulled to the clients' mean features of each class; no model is sent",
+        "Tan et al., AAAI 2022",
+        no_wire=FEDPROTO_NO_WIRE,
     ),
     "lg_fedavg": Row(
         lg_fedavg,

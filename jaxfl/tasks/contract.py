@@ -270,6 +270,26 @@ assigned_by_gradient.defvjp(
 )
 
 
+def with_constant_leaves(loss: Loss, leaves: Callable[[Params], list[Array]]) -> Loss:
+    """Returns the loss in training of a model with leaves that stay: the gradients of these are their values.
+
+    They are running averages that get the values that they have (see `Averages`): a leaf without a gradient would be
+    moved by weight decay.
+
+    Args:
+        loss: `(model, batch, key) -> []`, through which no gradient of these leaves goes.
+        leaves: of a model.
+    """
+
+    def staying(model: Params, batch: Batch, key: Key | None = None) -> Array:
+        found = loss(model, batch, key)
+        for leaf in leaves(model):
+            found = found + assigned_by_gradient(leaf, jax.lax.stop_gradient(leaf)).astype(found.dtype)
+        return found
+
+    return staying
+
+
 def with_moving_averages(
     averages: Averages, loss: Loss, over: Callable[[Callable[[Params], Array], Params], Array] | None = None
 ) -> Loss:

@@ -12,10 +12,10 @@ from jaxfl.tasks.contract import (
     Averages,
     Loss,
     Task,
-    assigned_by_gradient,
     averages_of,
     masked_mean,
     row_losses,
+    with_constant_leaves,
     with_loss,
     with_moving_averages,
 )
@@ -102,10 +102,5 @@ def mixture(task: Task, count: int) -> Task:
         names = frozenset(f"learners/{name}" for name in running.names)
         learning = with_moving_averages(running, loss, lambda fn, model: for_each(task, fn, model["learners"]).sum())
 
-    def staying(model: Params, batch: Batch, key: Key | None = None) -> Array:
-        found, weights = learning(model, batch, key), model["log_weights"]
-        # an average gets the value that it has: a leaf without a gradient would be moved by weight decay
-        return found + assigned_by_gradient(weights, jax.lax.stop_gradient(weights)).astype(found.dtype)
-
-    averages = Averages(names | {"log_weights"}, staying)
+    averages = Averages(names | {"log_weights"}, with_constant_leaves(learning, lambda model: [model["log_weights"]]))
     return with_loss(task, loss, averages)._replace(init=init, losses=losses, outputs=outputs)

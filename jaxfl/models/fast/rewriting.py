@@ -15,6 +15,7 @@ convolution or product are not there.
 import collections
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -51,12 +52,30 @@ def in_fast_forms(fn: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def fast(*args: Any, products: Mapping[int, ProductFunction] | None = None) -> Any:
-        program, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
+        if _rewritten_outside.get():
+            return fn(*args)
+        program, shapes = _traced(fn, args) if products else jax.make_jaxpr(fn, return_shape=True)(*args)
         values = jax.tree.leaves(args)
         results = _evaluate(program, values, {id(values[place]): taken for place, taken in (products or {}).items()})
         return jax.tree.unflatten(jax.tree.structure(shapes), map(rows_last.rows_first, results))
 
     return fast
+
+
+_rewritten_outside: ContextVar[bool] = ContextVar("rewritten_outside", default=False)
+
+
+def _traced(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[core.ClosedJaxpr, Any]:
+    """Returns the program of a function, and the shapes of its results, without fast forms within it.
+
+    Products in a fast form would not be found, and what is read here is rewritten as a whole.
+    """
+    token = _rewritten_outside.set(True)
+    try:
+        # a function of its own: JAX would return the program that it has traced with fast forms
+        return jax.make_jaxpr(lambda *values: fn(*values), return_shape=True)(*args)
+    finally:
+        _rewritten_outside.reset(token)
 
 
 def replaceable(fn: Callable[..., Any], *args: Any) -> tuple[tuple[str, int], ...]:

@@ -1,0 +1,219 @@
+"""The head of any network, the features that it multiplies, and sums of features by class.
+
+A head is the dense layer that a network ends with: with the features x [B, d], the logits are x W + b. It is found by
+name (the layer that the model creates last) and in the network's program, so that every network has its features
+without saying so: the program is run with `x -> x W` replaced by a function that notes x, see
+`jaxfl.models.fast.rewriting`.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+
+from jaxfl import tree
+from jaxfl.client.passes import fold_rows, rows_at_once
+from jaxfl.data.clients import Batch, FederatedData
+from jaxfl.methods.parts.vectors import last_layer
+from jaxfl.models.fast.rewriting import in_fast_forms
+from jaxfl.tasks import Task
+from jaxfl.tasks.contract import averages_of, with_loss
+from jaxfl.typing import Array, Key, Params
+
+Change = Callable[[Array], Array]  # of features [B, d]
+REMEDY = "take a network whose last layer is a dense one, without an operation behind it, and labels that are classes"
+
+
+class Head(NamedTuple):
+    """The last dense layer of a network.
+
+    Attributes:
+        kernel: the name of W, as `tree.names` has it.
+        bias: the name of b, or None.
+        features: d.
+        classes: L.
+    """
+
+    kernel: str
+    bias: str | None
+    features: int
+    classes: int
+
+    def weights(self, model: Params) -> tuple[Array, Array]:
+        """Returns W `[d, L]` and b `[L]` of a model."""
+        leaves = dict(zip(tree.names(model), jax.tree.leaves(model), strict=True))
+        kernel = leaves[self.kernel]
+        return kernel, jnp.zeros(self.classes, kernel.dtype) if self.bias is None else leaves[self.bias]
+
+
+class Features(NamedTuple):
+    """What a network computes for a batch with its head seen apart."""
+
+    value: Any  # of the function: a loss or outputs
+    features: Array  # x [B, d]
+    logits: Array  # x W + b [B, L]
+
+
+def find_head(task: Task, method: str) -> Head:
+    """Returns the head of a task's network.
+
+    Args:
+        task: of classification.
+        method: that needs it, for the message.
+
+    Raises:
+        ValueError: the labels are no classes, or the network does not end with a dense layer.
+
+    >>> import jaxfl
+    >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
+    >>> find_head(jaxfl.classification(jaxfl.models.MLP(hidden=(16,), num_classes=10), data), "fedproto")
+    Head(kernel='Dense_1/kernel', bias='Dense_1/bias', features=16, classes=10)
+    """
+    if task.rows is not None and task.rows.kind != "classification":
+        raise ValueError(f"task must be a classification for {method}, got {task.rows}; {REMEDY}.")
+    model = jax.eval_shape(task.init, jax.random.key(0))
+    flags = jax.tree.leaves(last_layer(task, "task"))
+    leaves = [
+        (name, leaf.shape)
+        for name, leaf, last in zip(tree.names(model), jax.tree.leaves(model), flags, strict=True)
+        if last
+    ]
+    kernels = [(name, shape) for name, shape in leaves if len(shape) == 2]
+    biases = [name for name, shape in leaves if len(shape) == 1]
+    if len(kernels) != 1 or len(leaves) - len(biases) != 1 or len(biases) > 1:
+        found = ", ".join(f"{name} {list(shape)}" for name, shape in leaves)
+        raise ValueError(f"task must end with a dense layer for {method}, got a last layer of {found}; {REMEDY}.")
+    (kernel, (width, classes)), bias = kernels[0], biases[0] if biases else None
+    head = Head(kernel, bias, width, classes)
+    if task.rows is not None:
+        rows = Batch(
+            jax.ShapeDtypeStruct((2, *task.rows.inputs), jnp.result_type(float)),
+            jax.ShapeDtypeStruct((2,), jnp.int32),
+            jax.ShapeDtypeStruct((2,), bool),
+        )
+        check_head(task, head, model, rows, method)
+    return head
+
+
+def check_head(task: Task, head: Head, model: Params, batch: Batch, method: str) -> None:
+    """Raises ValueError unless the network's outputs are x W + b, in its program for shapes of a model and a batch."""
+    place = tree.names(model).index(head.kernel)
+
+    def outputs(model: Params, batch: Batch, product: Array) -> Array:
+        calls: list[Array] = []
+
+        def note(x: Array) -> Array:
+            calls.append(x)
+            return product
+
+        found = in_fast_forms(task.outputs)(model, batch, products={place: note})
+        return found if len(calls) == 1 else jnp.zeros(())  # no result of the product, which is refused below
+
+    product = jax.ShapeDtypeStruct((batch.mask.shape[0], head.classes), jax.tree.leaves(model)[place].dtype)
+    program = jax.make_jaxpr(outputs)(model, batch, product).jaxpr
+    bias = None if head.bias is None else program.invars[tree.names(model).index(head.bias)]
+    known: dict[Any, str] = {program.invars[-1]: "logits"} | ({} if bias is None else {bias: "bias"})
+    added = 0
+    for equation in program.eqns:
+        inputs = [known.get(atom) for atom in equation.invars if isinstance(atom, core.Var)]
+        name, out = equation.primitive.name, equation.outvars[0]
+        if name in ("convert_element_type", "broadcast_in_dim", "reshape", "copy") and inputs and inputs[0]:
+            same = out.aval.shape == product.shape or inputs[0] == "bias"
+            known[out] = inputs[0] if same else "other"
+        elif name == "add" and sorted(map(str, inputs)) == ["bias", "logits"]:
+            known[out], added = "logits", added + 1
+        elif "logits" in inputs:
+            known.update(dict.fromkeys(equation.outvars, "other"))
+    if known.get(program.outvars[0]) != "logits" or added != (bias is not None):  # type: ignore[arg-type]
+        raise ValueError(
+            f"task must have outputs that are its last layer's, {head.kernel}, for {method}, got a network that uses "
+            f"this layer in another way; {REMEDY}."
+        )
+
+
+def with_features(fn: Callable[..., Any], head: Head) -> Callable[..., Features]:
+    """Returns `(model, batch, *others, change=None) -> Features` of a function of a network.
+
+    Args:
+        fn: `(model, batch, *others)`: a task's loss, its outputs, or the loss of its running averages.
+        head: of the network. With `change`, the network goes on with `change(x)` in place of x; the result has x.
+    """
+    fast = in_fast_forms(fn)
+
+    def run(model: Params, batch: Batch, *others: Any, change: Change | None = None) -> Features:
+        (kernel, bias), seen = head.weights(model), []
+
+        def product(x: Array) -> Array:
+            seen.append(x)
+            return (x if change is None else change(x)) @ kernel
+
+        value = fast(model, batch, *others, products={tree.names(model).index(head.kernel): product})
+        if len(seen) != 1:
+            raise ValueError(f"task must use the kernel of its last layer, {head.kernel}, once, got {len(seen)} uses.")
+        x = seen[0]
+        return Features(value, x, (x if change is None else change(x)) @ kernel + bias[None])
+
+    return run
+
+
+def with_feature_term(task: Task, head: Head, term: Callable[[Features, Batch], Array]) -> Task:
+    """Returns the task for training under its loss plus `term(features, batch) -> []`.
+
+    Args:
+        task: what is learned.
+        head: of its network.
+        term: of the features as they are in training, with dropout and batch statistics.
+    """
+
+    def plus(loss: Callable[..., Array]) -> Callable[..., Array]:
+        look = with_features(loss, head)
+
+        def run(model: Params, batch: Batch, key: Key | None = None) -> Array:
+            found = look(model, batch, key)
+            return found.value + term(found, batch).astype(found.value.dtype)
+
+        return run
+
+    averages = averages_of(task)
+    averages = None if averages is None else averages._replace(loss=plus(averages.loss))
+    return with_loss(task, plus(task.loss), averages)
+
+
+class ClassSums(NamedTuple):
+    """Sums over the training rows of a client."""
+
+    features: Array  # [L, d] of the features of each class
+    counts: Array  # [L] rows of each class
+    squares: Array  # [] of the squared norms of all features
+
+
+def class_sums(task: Task, head: Head) -> Callable[[Params, FederatedData, Array], ClassSums]:
+    """Returns `(model, data, client) -> ClassSums` of the features without dropout; zeros for a client without rows."""
+    look = with_features(task.outputs, head)
+
+    def sums(model: Params, data: FederatedData, client: Array) -> ClassSums:
+        def step(carry: ClassSums, batch: Batch) -> ClassSums:
+            x = look(model, batch).features.astype(carry.features.dtype)
+            x = jnp.where(batch.mask[:, None], x, 0)
+            members = jnp.where(batch.mask[:, None], jax.nn.one_hot(batch.y, head.classes, dtype=x.dtype), 0)
+            found = ClassSums(members.T @ x, members.sum(0), jnp.square(x).sum())
+            return jax.tree.map(jnp.add, carry, found)
+
+        wide = head.weights(model)[0].dtype  # float32 or wider, as all parameters
+        width = head.classes, head.features
+        zero = ClassSums(jnp.zeros(width, wide), jnp.zeros(head.classes, wide), jnp.zeros((), wide))
+        return fold_rows(step, zero, data, data.train, client, rows_at_once(task, model))
+
+    return sums
+
+
+def class_counts(data: FederatedData, client: Array, classes: int) -> Array:
+    """Returns the number of a client's training rows of each class `[L]` float32."""
+
+    def step(counts: Array, batch: Batch) -> Array:
+        members = jnp.where(batch.mask[:, None], jax.nn.one_hot(batch.y, classes, dtype=counts.dtype), 0)
+        return counts + members.sum(0)
+
+    return fold_rows(step, jnp.zeros(classes, jnp.float32), data, data.train, client)
