@@ -18,6 +18,7 @@ from jaxfl.methods.cfl import cfl
 from jaxfl.methods.cfl.layercfl import PRESETS as LAYERCFL_PRESETS
 from jaxfl.methods.cfl.layercfl import adacfl, layercfl
 from jaxfl.methods.ditto import ditto as ditto
+from jaxfl.methods.fedala import fedala as fedala
 from jaxfl.methods.fedamp import fedamp as fedamp
 from jaxfl.methods.fedavg_ft import fedavg_ft as fedavg_ft
 from jaxfl.methods.fedavg_ft import fedprox_ft as fedprox_ft
@@ -157,6 +158,12 @@ PERSONAL: dict[str, Row] = {  # a model for each client, or a part of one
         "T. Dinh et al., NeurIPS 2020",
         small={"proximal_weight": 1.0, "outer_rate": 0.5},
         presets=PFEDME_PRESETS,
+    ),
+    "fedala": Row(
+        fedala,
+        "FedAvg, whose model each client mixes into its last one, number by number, before it trains",
+        "Zhang et al., AAAI 2023",
+        small={"personal": "bias"},
     ),
     "fedamp": Row(
         fedamp,

@@ -9,9 +9,10 @@ class. In a round, every sampled client i
     a_k     <- mean of m_ik over the clients that have class k
 
 MSE is the mean over the rows and the d coordinates, as in the official code: lambda means d times less than with a
-squared norm. A class that no client of the cohort has keeps its prototype. Served is the nearest prototype, among the
-classes of the client's own training rows; with the test inputs alone that knowledge helps much where clients have few
-classes, so compare with `classes="all"`, or with `served="head"`, the network's own outputs.
+squared norm. The loss of a round is f_i alone. A class that no client of the cohort has keeps its prototype. Served is
+the nearest prototype, among the classes of the client's own training rows; with the test inputs alone that knowledge
+helps much where clients have few classes, so compare with `classes="all"`, or with `served="head"`, the network's own
+outputs.
 
 Clients that have never trained, held out or new, have no trained network: they are served the initial one, with the
 prototypes of all classes. A client without rows sends nothing.

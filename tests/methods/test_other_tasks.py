@@ -14,6 +14,7 @@ from jaxfl.analysis import comparison
 from jaxfl.cohort import Cohort
 from jaxfl.methods import METHODS
 from jaxfl.tasks import TASKS
+from tests.messages import mentions
 from tests.reference import close
 
 CLIENTS, ROWS = 4, 6
@@ -74,6 +75,8 @@ STEPS = {
     "next_token": ("cfl", "fedem", "fesem", "stocfl"),
 }
 
+BY_CLASS = ("fedproto", "fedrod")  # by the features of each class
+
 
 @pytest.mark.rotating
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in STEPS.items() for name in names])
@@ -84,11 +87,18 @@ def test_a_method_takes_finite_steps(kind, name, key):
 
 
 @pytest.mark.rotating
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in STEPS["regression"]])
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in (*STEPS["regression"], *BY_CLASS)])
 def test_every_method_takes_numbers(name, key):
     """In shapes alone: how labels are read and what is asked of a task is decided when a round is traced."""
     before, after, info = jax.eval_shape(learning(name, "regression"), key)
     assert tree.shapes(after) == tree.shapes(before) and info.loss.shape == (2, CLIENTS)
+
+
+@pytest.mark.parametrize("kind", DATA)
+@pytest.mark.parametrize("name", BY_CLASS)
+def test_a_method_of_classes_takes_no_others(name, kind, key):
+    with pytest.raises(ValueError, match=mentions("task", name)):
+        learning(name, kind)
 
 
 def test_a_regression_is_one_of_its_clusters():

@@ -159,7 +159,7 @@ def with_features(fn: Callable[..., Any], head: Head) -> Callable[..., Features]
 
 
 def with_feature_term(task: Task, head: Head, term: Callable[[Features, Batch], Array]) -> Task:
-    """Returns the task for training under its loss plus `term(features, batch) -> []`.
+    """Returns the task for training under its loss plus `term(features, batch) -> []`; its value is the loss alone.
 
     Args:
         task: what is learned.
@@ -172,7 +172,8 @@ def with_feature_term(task: Task, head: Head, term: Callable[[Features, Batch], 
 
         def run(model: Params, batch: Batch, key: Key | None = None) -> Array:
             found = look(model, batch, key)
-            return found.value + term(found, batch).astype(found.value.dtype)
+            more = term(found, batch).astype(found.value.dtype)
+            return found.value + (more - jax.lax.stop_gradient(more))
 
         return run
 
