@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend import core
 
 from jaxfl import tree
 from jaxfl.client.passes import fold_rows, rows_at_once
 from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.methods.parts.vectors import last_layer
+from jaxfl.models.fast.dense_layers import is_last_layer
 from jaxfl.models.fast.rewriting import in_fast_forms
 from jaxfl.tasks import Task
 from jaxfl.tasks.contract import averages_of, with_loss
@@ -93,44 +93,14 @@ def find_head(task: Task, method: str) -> Head:
             jax.ShapeDtypeStruct((2,), jnp.int32),
             jax.ShapeDtypeStruct((2,), bool),
         )
-        check_head(task, head, model, rows, method)
+        names = tree.names(model)
+        places = names.index(kernel), None if bias is None else names.index(bias)
+        if not is_last_layer(task.outputs, model, rows, *places):
+            raise ValueError(
+                f"task must have outputs that are its last layer's, {kernel}, for {method}, got a network that uses "
+                f"this layer in another way; {REMEDY}."
+            )
     return head
-
-
-def check_head(task: Task, head: Head, model: Params, batch: Batch, method: str) -> None:
-    """Raises ValueError unless the network's outputs are x W + b, in its program for shapes of a model and a batch."""
-    place = tree.names(model).index(head.kernel)
-
-    def outputs(model: Params, batch: Batch, product: Array) -> Array:
-        calls: list[Array] = []
-
-        def note(x: Array) -> Array:
-            calls.append(x)
-            return product
-
-        found = in_fast_forms(task.outputs)(model, batch, products={place: note})
-        return found if len(calls) == 1 else jnp.zeros(())  # no result of the product, which is refused below
-
-    product = jax.ShapeDtypeStruct((batch.mask.shape[0], head.classes), jax.tree.leaves(model)[place].dtype)
-    program = jax.make_jaxpr(outputs)(model, batch, product).jaxpr
-    bias = None if head.bias is None else program.invars[tree.names(model).index(head.bias)]
-    known: dict[Any, str] = {program.invars[-1]: "logits"} | ({} if bias is None else {bias: "bias"})
-    added = 0
-    for equation in program.eqns:
-        inputs = [known.get(atom) for atom in equation.invars if isinstance(atom, core.Var)]
-        name, out = equation.primitive.name, equation.outvars[0]
-        if name in ("convert_element_type", "broadcast_in_dim", "reshape", "copy") and inputs and inputs[0]:
-            same = out.aval.shape == product.shape or inputs[0] == "bias"
-            known[out] = inputs[0] if same else "other"
-        elif name == "add" and sorted(map(str, inputs)) == ["bias", "logits"]:
-            known[out], added = "logits", added + 1
-        elif "logits" in inputs:
-            known.update(dict.fromkeys(equation.outvars, "other"))
-    if known.get(program.outvars[0]) != "logits" or added != (bias is not None):  # type: ignore[arg-type]
-        raise ValueError(
-            f"task must have outputs that are its last layer's, {head.kernel}, for {method}, got a network that uses "
-            f"this layer in another way; {REMEDY}."
-        )
 
 
 def with_features(fn: Callable[..., Any], head: Head) -> Callable[..., Features]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend import core
 
-from jaxfl.models.fast.rewriting import INLINE, is_dense
+from jaxfl.models.fast.rewriting import INLINE, in_fast_forms, is_dense
 from jaxfl.typing import Params
 
 # The origin of a number or array in the program; an integer is the place of a leaf among the model's.
@@ -69,6 +69,51 @@ def find_dense_kernels(fn: Callable[..., Any], model: Params, inputs: Any, *othe
             uses[known].append("a result")
     once = {place: use[0] for place, use in sorted(uses.items()) if len(use) == 1}
     return DenseKernels(*(tuple(place for place, use in once.items() if use == kind) for kind in DenseKernels._fields))
+
+
+def is_last_layer(fn: Callable[..., Any], model: Params, inputs: Any, kernel: int, bias: int | None) -> bool:
+    """Returns whether the outputs `[B, L]` of `fn(model, inputs)` are x W + b, of one product with W.
+
+    Args:
+        fn: a network.
+        model: its parameters, or their shapes.
+        inputs: rows `[B, ...]`, or a batch; or the shapes.
+        kernel: the place of W `[d, L]` among the leaves of the model.
+        bias: the place of b `[L]`, or None.
+
+    >>> import jax.numpy as jnp
+    >>> kernels, rows = {"a": jnp.ones((4, 3)), "b": jnp.ones((3, 2))}, jnp.ones((5, 4))
+    >>> is_last_layer(lambda model, x: jnp.tanh(x @ model["a"]) @ model["b"], kernels, rows, 1, None)
+    True
+    >>> is_last_layer(lambda model, x: jnp.tanh(x @ model["a"]), kernels, rows, 0, None)
+    False
+    """
+    calls: list[Any] = []
+
+    def outputs(model: Params, inputs: Any, product: Any) -> Any:
+        def note(x: Any) -> Any:
+            calls.append(x)
+            return product
+
+        return in_fast_forms(fn)(model, inputs, products={kernel: note})
+
+    leaf = jax.tree.leaves(model)[kernel]
+    rows = jax.tree.leaves(inputs)[0].shape[0]
+    program = jax.make_jaxpr(outputs)(model, inputs, jax.ShapeDtypeStruct((rows, leaf.shape[1]), leaf.dtype)).jaxpr
+    product = program.invars[-1]
+    known: dict[Any, str] = {product: "logits"} | ({} if bias is None else {program.invars[bias]: "bias"})
+    added = 0
+    for equation in program.eqns:
+        inputs_known = [known.get(atom) for atom in equation.invars if isinstance(atom, core.Var)]
+        name, (out, *_) = equation.primitive.name, equation.outvars
+        if name in ("convert_element_type", "broadcast_in_dim", "reshape", "copy") and any(inputs_known):
+            if inputs_known[0] == "bias" or out.aval.shape == product.aval.shape:
+                known[out] = inputs_known[0] or ""
+        elif name == "add" and sorted(map(str, inputs_known)) == ["bias", "logits"]:
+            known[out], added = "logits", added + 1
+    last = program.outvars[0]
+    is_logits = isinstance(last, core.Var) and known.get(last) == "logits"
+    return len(calls) == 1 and is_logits and added == (bias is not None)
 
 
 def _follow_origins(
