@@ -235,6 +235,11 @@ class Cost(NamedTuple):
         compiling = min(clock.compiling, 0.95 * clock.seconds)
         return cls((seconds - compiling) / runs, compiling, compiling * (1 - clock.cached / max(clock.compiling, 1e-9)))
 
+    @classmethod
+    def usual(cls, costs: Mapping[Any, "Cost"]) -> "Cost":
+        """Returns the cost of a program that is not known yet: the mean of the others."""
+        return cls(*map(statistics.fmean, zip(*costs.values(), strict=True)))
+
 
 def workers_worth(
     waiting: Mapping[Any, int], costs: Mapping[Any, Cost], begun: Collection[Any], busy: float, start: float, most: int
@@ -253,8 +258,7 @@ def workers_worth(
     >>> [workers_worth({"one": runs}, {"one": cost}, ["one"], 0.0, 3.0, 1) for runs in (5, 8, 20)]
     [0, 0, 1]
     """
-    usual = Cost(*map(statistics.fmean, zip(*costs.values(), strict=True)))
-    found = {one: costs.get(one, usual) for one in waiting}
+    found = {one: costs.get(one, Cost.usual(costs)) for one in waiting}
     alone = busy + sum(
         number * found[one].rounds + (one not in begun) * found[one].compiling for one, number in waiting.items()
     )
@@ -551,10 +555,11 @@ class Pool:
             if program not in begun:
                 return program
         program = max(self._waiting, key=lambda one: len(self._waiting[one]))
-        cost = self._costs.get(program)
-        left = len(self._waiting[program])
-        if self._auto and cost is not None and left * cost.rounds < cost.again + cost.rounds:
-            return None
+        if self._auto and self._costs:
+            usual = Cost.usual(self._costs)  # of a program that another place compiles: none is stored yet
+            cost = self._costs.get(program, usual._replace(again=usual.compiling))
+            if len(self._waiting[program]) * cost.rounds < cost.again + cost.rounds:
+                return None
         return program
 
     def _report(self, cell: Cell, error: str | None) -> None:

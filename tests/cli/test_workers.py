@@ -256,6 +256,16 @@ def test_a_program_is_compiled_twice_only_where_that_is_worth_it():
         assert (found and str(found)) == wanted
 
 
+def test_a_program_that_is_being_compiled_is_compiled_twice_only_where_others_say_so():
+    cells = [workers.Cell(name, seed) for name in "ab" for seed in range(4)]
+    for rounds, wanted in ((1.0, None), (9.0, "b/seed-1")):
+        pool = workers.Pool(cells, {}, "auto", Deadline(None), {"a": 1, "b": 2}, quiet=True)
+        assert [pool._next(place) for place in (0, 1, 0, 0, 0)] == [cells[0], cells[4], *cells[1:4]]
+        pool._note(1, workers.Cost(rounds, 4.0, 0.5))  # of one that is compiled
+        found = pool._next(0)
+        assert (found and str(found)) == wanted
+
+
 def test_a_run_of_a_sweep_is_on_one_device_or_those_that_it_began_with(tmp_path):
     keys = {"methods": "fedavg", "data": "rotated-digits", "seeds": "0-1"}
     for name, files in {"seed-0": {"config.json": "{}"}, "seed-1": {"config.json": "{}", "history.jsonl": ""}}.items():
