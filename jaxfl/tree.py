@@ -23,6 +23,29 @@ class Rows(abc.ABC):
         """Returns the tree with `rows` written at `index`; rows in host memory can only be read."""
         raise TypeError(f"{type(self).__name__} cannot be written to inside a round.")
 
+    def parts(self) -> tuple[Any, ...]:
+        """Returns the children of the tree, each with its rows; None stays None."""
+        raise TypeError(f"{type(self).__name__} cannot be divided.")
+
+    def joined(self, children: Params) -> "Rows":
+        """Returns the tree of children that are stored as this one is, see `joined_rows`."""
+        raise TypeError(f"{type(self).__name__} cannot be joined.")
+
+
+def joined_rows(children: Params) -> Params:
+    """Returns a tree of stacked trees; where some are `Rows`, which are then all stored in one way, as `Rows`."""
+    rows = [node for node in jax.tree.leaves(children, is_leaf=_is_rows) if _is_rows(node)]
+    return rows[0].joined(children) if rows else children
+
+
+def _is_rows(node: Any) -> bool:
+    return isinstance(node, Rows)
+
+
+def with_field(state: Any, field: str, value: Any) -> Any:
+    """Returns a state (a named tuple or a dataclass) with a field replaced."""
+    return state._replace(**{field: value}) if hasattr(state, "_replace") else state.replace(**{field: value})
+
 
 def take(models: Params, index: AnyArray | int) -> Params:
     """Returns rows of a stacked tree: one model for a scalar index, models `[C, ...]` for `index [C]`.
@@ -30,9 +53,11 @@ def take(models: Params, index: AnyArray | int) -> Params:
     >>> take({"w": jnp.arange(6.0).reshape(3, 2)}, 1)["w"].tolist()
     [2.0, 3.0]
     """
-    if isinstance(models, Rows):
-        return models.take(jnp.asarray(index))
-    return jax.tree.map(lambda leaf: leaf[index], models)
+
+    def rows(leaf: Any) -> Any:
+        return leaf.take(jnp.asarray(index)) if isinstance(leaf, Rows) else leaf[index]
+
+    return jax.tree.map(rows, models, is_leaf=_is_rows)
 
 
 def put(models: Params, index: Array | int, rows: Params) -> Params:
@@ -41,9 +66,11 @@ def put(models: Params, index: Array | int, rows: Params) -> Params:
     >>> put({"w": jnp.zeros((3, 1))}, 2, {"w": jnp.ones(1)})["w"].ravel().tolist()
     [0.0, 0.0, 1.0]
     """
-    if isinstance(models, Rows):
-        return models.put(jnp.asarray(index), rows)
-    return jax.tree.map(lambda leaf, row: leaf.at[index].set(row, mode="drop"), models, rows)
+
+    def write(leaf: Any, row: Params) -> Any:
+        return leaf.put(jnp.asarray(index), row) if isinstance(leaf, Rows) else leaf.at[index].set(row, mode="drop")
+
+    return jax.tree.map(write, models, rows, is_leaf=_is_rows)
 
 
 def placed(arrays: Params, place: Any) -> Params:

@@ -12,7 +12,6 @@ from jaxfl.cohort import Cohort, Plan, resolve_plan
 from jaxfl.data.conditions import CANARY
 from jaxfl.methods.base import Method, served_model
 from jaxfl.schema import check_type
-from jaxfl.simulation.host.rows import with_field
 from jaxfl.simulation.program import cached_program, initialiser, shapes_of
 from jaxfl.simulation.result import TrainedRun
 from jaxfl.typing import Array, Key
@@ -83,7 +82,7 @@ def audit_canaries(
     key, began = jax.random.key(result.seed), (data if result.began is None else result.began).in_programs()
     state = tree.placed(result.state, None)
     first = initialiser(method, shapes_of(began))(key, began)
-    first = with_field(first, "cluster", state.cluster)  # the models that the last clusters began with
+    first = tree.with_field(first, "cluster", state.cluster)  # the models that the last clusters began with
     plan = resolve_plan("auto", served_model(method, state), len(ids))._replace(mesh=None)
     score, sent = canary_scorer(method, plan, shapes_of(ids))(key, state, first, ids)
     score, sent = np.asarray(score, np.float64) / float(data.attack.scale), np.asarray(sent)

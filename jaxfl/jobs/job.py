@@ -190,6 +190,7 @@ def check(job: Job) -> None:
     options.server_optimizer(job.settings)
     options.sampler(job.settings)
     options.channel(job.settings)
+    options.error_feedback(job.settings)
     options.aggregator(job.settings)
     check_min_sum(job.settings.run.get("min_sum", 1))
     options.finetune(job.settings)

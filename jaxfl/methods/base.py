@@ -50,6 +50,7 @@ class Info(NamedTuple):
     extra: dict[str, Array]
 
 
+MEMORY = "memory"  # the field of rows that are no model: of a method with error feedback, see `jaxfl.wire.memory`
 LEADING = 0.99  # least weight of a model that is the only one
 
 

@@ -319,7 +319,13 @@ def _method(settings: Settings, task: Task) -> Method:
     rates = schedule(settings)
     method = method if rates is None else scheduled(method, rates)
     smallest = settings.run.get("min_sum", 1)
-    return wired(method, channel=channel(settings), aggregator=aggregator(settings), min_sum=smallest)
+    return wired(
+        method,
+        channel=channel(settings),
+        error_feedback=error_feedback(settings),
+        aggregator=aggregator(settings),
+        min_sum=smallest,
+    )
 
 
 def model(settings: Settings, num_classes: int) -> Network:
@@ -360,6 +366,15 @@ def channel(settings: Settings) -> Transform | None:
         ValueError: a link is unknown, or its number is out of range.
     """
     return wire_options.channel(settings.run)
+
+
+def error_feedback(settings: Settings) -> bool:
+    """Returns whether errors of the clients' channel are fed back.
+
+    Raises:
+        ValueError: they are to be, and there is no code.
+    """
+    return wire_options.error_feedback(settings.run)
 
 
 def aggregator(settings: Settings) -> Aggregator | NormBound | None:

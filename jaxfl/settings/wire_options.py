@@ -54,6 +54,13 @@ OPTIONS = (
         "jaxfl.wire; bytes_up counts it",
     ),
     Option(
+        "error_feedback",
+        False,
+        bool,
+        "whether each client adds what its code has left out to its next update; takes as much memory for each client "
+        "as an update",
+    ),
+    Option(
         "clip",
         None,
         float | None,
@@ -91,6 +98,23 @@ def channel(run: Mapping[str, Any]) -> Transform | None:
     if run.get("clip") is not None:
         links.append(clip(run["clip"]))
     return chain(*links) if links else None
+
+
+def error_feedback(run: Mapping[str, Any]) -> bool:
+    """Returns whether errors of a run's code are fed back.
+
+    Args:
+        run: the options that are given.
+
+    Raises:
+        ValueError: they are to be, and there is no code.
+    """
+    given = run.get("error_feedback", False)
+    if given and run.get("compress", "none") == "none":
+        raise ValueError(
+            "error_feedback must be false without compress, got true: nothing is left out; add compress=topk:0.01."
+        )
+    return given
 
 
 def aggregator(run: Mapping[str, Any]) -> Aggregator | NormBound | None:

@@ -16,7 +16,7 @@ from jaxfl.sampling import Sampler, cohorts_of
 from jaxfl.schema import checked
 from jaxfl.simulation import program
 from jaxfl.simulation.evaluation.evaluate import MAX_SAMPLE, WINDOW_CLIENTS, evaluation_bytes
-from jaxfl.simulation.host.rows import resident_shapes, with_field
+from jaxfl.simulation.host.rows import resident_shapes
 from jaxfl.simulation.host.streaming import STREAM_LIMIT, Resident, RowStream
 from jaxfl.simulation.prepared import Prepared
 from jaxfl.simulation.rounds import host_initialiser
@@ -223,8 +223,8 @@ class _Parts(NamedTuple):
             whole, count = getattr(state, field), engine.padded_size(plan, size)
             row = tree.num_bytes(whole) // data.num_clients
             parts = parts._replace(
-                state=with_field(state, field, resident_shapes(whole, count)),
-                tested=with_field(state, field, resident_shapes(whole, together)),
+                state=tree.with_field(state, field, resident_shapes(whole, count)),
+                tested=tree.with_field(state, field, resident_shapes(whole, together)),
                 beside=parts.beside + together * row,
                 host=parts.host + (2 * count + together) * row,  # what is read, what was made, what is tested
                 file=data.num_clients * row,

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxfl import tree
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method, Participation, slots_of, takes_part
 from jaxfl.sampling import check_drawn
@@ -25,7 +26,6 @@ from jaxfl.simulation.host.rows import (
     row_checksum,
     row_views,
     saved_on_disk,
-    with_field,
 )
 from jaxfl.simulation.program import Advance, RoundLog
 from jaxfl.simulation.records import checkpoint
@@ -181,15 +181,15 @@ def restore_state(saved: Saved, shapes: Any, method: Method | None, *, kept: boo
     whole, count, folder = getattr(shapes, field), shapes.cluster.shape[0], saved.path.parent
     if not has_rows_file(saved, field):
         state = saved.state(shapes, grow)
-        return with_field(state, field, _move_rows_to_host(getattr(state, field), folder)) if kept else state
+        return tree.with_field(state, field, _move_rows_to_host(getattr(state, field), folder)) if kept else state
     if processes.several():
         raise ValueError(
             f"the run in {folder} keeps rows in {NAME}, which one process can go on with, and not several."
         )
     first = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), whole)
-    state = saved.state(with_field(shapes, field, Index.empty(first, count)), grow)
+    state = saved.state(tree.with_field(shapes, field, Index.empty(first, count)), grow)
     rows = HostRows(getattr(state, field), folder)
-    return with_field(state, field, rows if kept else rows.take(np.arange(count)))
+    return tree.with_field(state, field, rows if kept else rows.take(np.arange(count)))
 
 
 def has_rows_file(saved: Saved, field: str | None) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxfl.data.clients import FederatedData
-from jaxfl.methods.base import Method, clients_to_train, trained_once
+from jaxfl.methods.base import MEMORY, Method, clients_to_train, trained_once
 from jaxfl.models.weights import save_weights
 from jaxfl.schema import check_type
 from jaxfl.simulation.evaluation.evaluate import client_model
@@ -89,7 +89,7 @@ def shortfall_of(method: Method, state: Any, data: FederatedData, tally: RoundTo
     """
     participation = tally.participation(cohort, data.num_clients)
     sentences = [] if method.shortfall is None else [method.shortfall(state, data, participation)]
-    if method.per_client is not None:
+    if method.per_client not in (None, MEMORY):
         sentences.append(trained_once(participation, method.per_client))
     trains, cluster, sampled = clients_to_train(data), getattr(state, "cluster", None), participation.sampled
     idle = 0 if sampled is None else int((trains & ~sampled).sum())

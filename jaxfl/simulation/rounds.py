@@ -27,13 +27,13 @@ from jaxfl.simulation.host.rows import (
     resident_shapes,
     row_places,
     send_rows,
-    with_field,
     with_resident_rows,
 )
 from jaxfl.simulation.host.streaming import STREAM_LIMIT, RowStream
 from jaxfl.simulation.prepared import Prepared
 from jaxfl.simulation.program import CAPACITY, Advance, Lanes, cached_program, compile_rounds, initialiser, shapes_of
 from jaxfl.typing import Array, Key, Params
+from jaxfl.wire.memory import WiredState
 
 
 def arriving_clients(data: FederatedData) -> np.ndarray:
@@ -74,14 +74,16 @@ def add_newcomers(method: Method, key: Key, state: Any, data: FederatedData, pla
 
 
 def _set_clusters(state: Any, found: Any, ids: np.ndarray, plan: Plan) -> Any:
-    """Returns the state with new clusters of some clients, in the state of its solver too."""
+    """Returns the state with new clusters of some clients, in the state of its solver or of a wired method too."""
+    if isinstance(state, WiredState):
+        return state._replace(inner=_set_clusters(state.inner, found.inner, ids, plan))
     cluster = np.array(state.cluster)
     cluster[ids] = np.asarray(found.cluster)[ids]
-    state = with_field(state, "cluster", tree.placed(jnp.asarray(cluster), plan.place))
+    state = tree.with_field(state, "cluster", tree.placed(jnp.asarray(cluster), plan.place))
     solver = getattr(state, "solver", None)
     if not hasattr(solver, "cluster"):
         return state
-    return with_field(state, "solver", _set_clusters(solver, found.solver, ids, plan))
+    return tree.with_field(state, "solver", _set_clusters(solver, found.solver, ids, plan))
 
 
 class Rounds:
@@ -282,7 +284,7 @@ class HostRounds(Rounds):
         """Advances the state by a round. The given state is donated."""
         began, round, rows = time.perf_counter(), int(state.round), getattr(state, self._field)
         self._cohorts.at(round)  # draws the next ones while the device has nothing to do
-        given = with_field(state, self._field, self._sent(rows, round))
+        given = tree.with_field(state, self._field, self._sent(rows, round))
         if round + 1 < self._cohorts.rounds:
             self._ahead = {round + 1: rows.read(self._cohorts.clients(round + 1)[0], self._memory)}
         try:
@@ -294,7 +296,7 @@ class HostRounds(Rounds):
             self._keep(rows, getattr(state, self._field), round)
         made = made._replace(seconds=time.perf_counter() - began)
         self.round_seconds = made.round_seconds if made.count else self.round_seconds
-        return with_field(state, self._field, rows), made
+        return tree.with_field(state, self._field, rows), made
 
     def serves(self, state: Any) -> bool:
         """Returns whether any client is served a finite model."""
@@ -330,7 +332,7 @@ class HostRounds(Rounds):
         return super()._shapes(saved)
 
     def _without_host_rows(self, state: Any) -> Any:
-        return with_field(state, self._field, self._here)
+        return tree.with_field(state, self._field, self._here)
 
     def _compile(self, state: Any, beside: Callable[[], None] | None = None) -> None:
         super()._compile(self._without_host_rows(state), beside)
@@ -348,7 +350,7 @@ class HostRounds(Rounds):
             first, count = getattr(state, self._field), state.cluster.shape[0]
             rows = HostRows(Index.empty(first, count), self._folder, new=True)
             rows.check_room(min(count, self._cohorts.rounds * self._prepared.size))
-            state = with_field(state, self._field, rows)
+            state = tree.with_field(state, self._field, rows)
         return tree.placed(state, self._plan.place)
 
 
@@ -366,6 +368,6 @@ def host_initialiser(method: Method, shapes: Any, mesh: Any) -> Callable[[Key, F
         rows = getattr(state, str(method.per_client))
         first, step = jax.tree.map(lambda leaf: leaf[:1], rows), -(-data.num_clients // CHECKED_CLIENTS)
         equal = [(leaf[::step] == leaf[:1]).all() for leaf in jax.tree.leaves(rows)]
-        return with_field(state, str(method.per_client), first), jnp.stack(equal).all()
+        return tree.with_field(state, str(method.per_client), first), jnp.stack(equal).all()
 
     return begin

@@ -61,10 +61,13 @@ class Transform(NamedTuple):
         change: `(key, v [d]) -> [d]`, what the server receives in place of an update; `key` is the client's in this
             round.
         coded: what the link makes of the size of a message.
+        error: `numbers -> float`, the largest mean squared error of a message of so many numbers other than 0, by its
+            own square; below 1 it can be fed back, see `jaxfl.wire.memory`. Of a chain it is its links' largest.
     """
 
     change: Callable[[Key, Array], Array]
     coded: Callable[[CodeSize], CodeSize] = lambda size: size
+    error: Callable[[int], float] = lambda numbers: 0.0
 
 
 def chain(*links: Transform) -> Transform:
@@ -85,7 +88,13 @@ def chain(*links: Transform) -> Transform:
             size = link.coded(size)
         return size
 
-    return Transform(change, coded)
+    def error(numbers: int) -> float:
+        size, largest = CodeSize(numbers), 0.0
+        for link in links:
+            largest, size = max(largest, link.error(size.numbers)), link.coded(size)
+        return largest
+
+    return Transform(change, coded, error)
 
 
 def clip(norm: float) -> Transform:
@@ -156,7 +165,7 @@ def random_k(share: float) -> Transform:
         k = _num_kept(share, size.numbers)
         return size if k == size.numbers else size._replace(numbers=k, more_bits=size.more_bits + SCALE_BITS)
 
-    return Transform(change, coded)
+    return Transform(change, coded, lambda numbers: numbers / _num_kept(share, numbers) - 1)
 
 
 def sign() -> Transform:
@@ -189,7 +198,11 @@ def qsgd(bits: int) -> Transform:
         level = lower + (jax.random.uniform(key, v.shape, v.dtype) < level - lower).astype(v.dtype)
         return jnp.sign(v) * (length / levels) * level
 
-    return Transform(change, lambda size: size._replace(bits=bits, more_bits=size.more_bits + SCALE_BITS))
+    return Transform(
+        change,
+        lambda size: size._replace(bits=bits, more_bits=size.more_bits + SCALE_BITS),
+        lambda numbers: numbers / (2 * levels) ** 2,  # the variance of each level is 1/4 at most
+    )
 
 
 def bfloat16() -> Transform:

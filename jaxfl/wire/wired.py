@@ -21,6 +21,7 @@ too, and the honest updates that they know are those which the channel has chang
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -42,6 +43,7 @@ from jaxfl.typing import Array, Key, Params
 from jaxfl.wire.attacks import Collusion, collusion_of
 from jaxfl.wire.canaries import Canaries, canaries_of
 from jaxfl.wire.channel import CodeSize, Transform, chain, clip
+from jaxfl.wire.memory import Memory, Remembering, remember, with_memory
 
 SMALLEST_SUM = "smallest_sum"  # the clients of the smallest sum of a round, in `info.extra`
 
@@ -50,6 +52,7 @@ def wired(
     method: Method,
     *,
     channel: Transform | None = None,
+    error_feedback: bool = False,
     aggregator: Aggregator | NormBound | None = None,
     min_sum: int = 1,
 ) -> Method:
@@ -62,6 +65,8 @@ def wired(
     Args:
         method: any method whose server adds up contributions; the outermost one, such as Ditto and not its solver.
         channel: a link of `jaxfl.wire`, or several, joined by `jaxfl.wire.chain`; None sends updates as they are.
+        error_feedback: whether a client adds what the channel has left out to its next message, see
+            `jaxfl.wire.memory`: the state then has as many numbers for each client as it sends in a round.
         aggregator: of `jaxfl.wire`, such as `jaxfl.wire.median()`; None is the method's own mean. The updates of a
             cohort `[C, d]` are then in memory at once, but for `jaxfl.wire.norm_bound(1.0)`.
         min_sum: sums of fewer clients are dropped, as by secure aggregation with this threshold; a cluster without a
@@ -69,30 +74,65 @@ def wired(
 
     Raises:
         TypeError: `channel` is not a link, or `aggregator` is not a function.
-        ValueError: `min_sum` is below 1; or in the first round, if it is above the clients of a cohort, or if the
-            method or one of its options takes no wire.
+        ValueError: `min_sum` is below 1, or `error_feedback` is True without a channel; or in the first round, if
+            `min_sum` is above the clients of a cohort, if the method or one of its options takes no wire, or if the
+            channel's error may be longer than a message and cannot be fed back.
     """
     check_min_sum(min_sum)
+    if error_feedback and channel is None:
+        raise ValueError(
+            "error_feedback must be False without a channel, got True: nothing is left out; give a channel, such as "
+            "jaxfl.wire.top_k(0.01)."
+        )
     if channel is None and aggregator is None and min_sum == 1:
         return method
     if channel is not None and not isinstance(channel, Transform):
         raise TypeError(f"channel must be a link of jaxfl.wire, got {quoted(channel)}; jaxfl.wire.qsgd(8) is one.")
+    if isinstance(aggregator, NormBound) and error_feedback:
+        raise ValueError(
+            "error_feedback must be False with a norm bound, got True: clients do not know what the server cuts off; "
+            "add jaxfl.wire.clip to the channel in place of the bound."
+        )
     if isinstance(aggregator, NormBound):  # shortened one by one, by the server and with the same result
         bound = clip(aggregator.radius)
         channel, aggregator = bound if channel is None else chain(channel, bound), None
     if aggregator is not None and not callable(aggregator):
         raise TypeError(f"aggregator must be a function, got {quoted(aggregator)}; jaxfl.wire.median() is one.")
 
-    def round(key: Key, state: Any, data: FederatedData, cohort: Cohort) -> tuple[Any, Info]:
+    def check_cohort(cohort: Cohort) -> None:
         if min_sum > cohort.ids.shape[0]:
             raise ValueError(
                 f"min_sum must be at most the clients of a cohort ({cohort.ids.shape[0]}), got {min_sum}: every sum "
                 "would be dropped; lower min_sum or take a larger cohort."
             )
-        attackers = collusion_of(data), canaries_of(method, key, state, data)
-        wire = _RoundWire(channel, aggregator, min_sum, key_for(key, Stream.WIRE, state.round), *attackers)
-        return wire.run(method.round, key, state, data, cohort)
 
+    def round(key: Key, state: Any, data: FederatedData, cohort: Cohort) -> tuple[Any, Info]:
+        check_cohort(cohort)
+        return round_wire(key, state, data).run(method.round, key, state, data, cohort)
+
+    def round_wire(key: Key, state: Any, data: FederatedData) -> _RoundWire:
+        attackers = collusion_of(data), canaries_of(method, key, state, data)
+        return _RoundWire(channel, aggregator, min_sum, key_for(key, Stream.WIRE, state.round), *attackers)
+
+    def lengths(key: Key, state: Any, data: FederatedData) -> list[tuple[int, Any] | None]:
+        """Returns the length and type of the message of each pass; None where nothing is contributed."""
+        wire = _RoundWire(channel, None, 1, key, None)  # traced with a few clients, and not compiled
+        few = Cohort.of(jnp.arange(min(data.num_clients, 2)))
+        jax.eval_shape(functools.partial(wire.run, method.round), key, state, data, few)
+        check_error(channel, [wire.lengths[number][0] for number in wire.lengths])
+        return [wire.lengths.get(number) for number in range(wire.passes)]
+
+    def round_with_memory(
+        key: Key, state: Any, data: FederatedData, cohort: Cohort, memory: Memory
+    ) -> tuple[Any, Info, Memory]:
+        check_cohort(cohort)
+        wire = round_wire(key, state, data)
+        wire.memory = list(memory)
+        state, info = wire.run(method.round, key, state, data, cohort)
+        return state, info, tuple(wire.memory)
+
+    if error_feedback:
+        return with_memory(method, Remembering(lengths, round_with_memory))
     return method._replace(round=round)
 
 
@@ -116,6 +156,22 @@ def check_min_sum(min_sum: int) -> None:
     """Raises ValueError unless a smallest number of clients is at least 1."""
     if isinstance(min_sum, bool) or not isinstance(min_sum, int) or min_sum < 1:
         raise ValueError(f"min_sum must be a whole number of at least 1, got {min_sum}; 1 drops no sum.")
+
+
+def check_error(channel: Transform | None, lengths: Sequence[int]) -> None:
+    """Raises ValueError if a channel's error cannot be fed back, since it may be longer than a message.
+
+    Args:
+        channel: of the clients; None is refused elsewhere.
+        lengths: numbers of the messages of a round.
+    """
+    for numbers in lengths if channel is not None else ():
+        if (error := channel.error(numbers)) >= 1:
+            raise ValueError(
+                f"error_feedback must be False with a channel whose squared error may be {error:.3g} times that of a "
+                f"message of {numbers:,} numbers, got True: the memory would grow without end; take topk or sign, "
+                "topk in front of qsgd, or more bits."
+            )
 
 
 class _Collected(NamedTuple):
@@ -158,6 +214,8 @@ class _RoundWire:
         self.collusion, self.canaries, self.given = collusion, canaries, given
         self.name = "a wire" if given else f"attack={CANARY if collusion is None else collusion.kind}"
         self.passes = 0
+        self.memory: list[Any] | None = None  # of each pass: what clients have left out [N, d]; or None
+        self.lengths: dict[int, tuple[int, Any]] = {}  # of the messages of each pass with contributions, and their type
         self.smallest: list[Array] = []  # of each pass with contributions: the clients of its smallest sum [] int32
 
     def run(self, round: Round, key: Key, state: Any, data: FederatedData, cohort: Cohort) -> tuple[Any, Info]:
@@ -178,21 +236,34 @@ class _RoundWire:
         number, self.passes = self.passes, self.passes + 1
         if self.canaries is not None:
             fn, shared = self.canaries.around(fn, shared)
+        memory = None if self.memory is None else self.memory[number]
 
         def client(given: tuple[Any, Key], client: Array, *rows: Any) -> tuple:
             shared, key = given  # an argument: devices refuse values of a trace that they do not get as one
+            held = None
+            if memory is not None:
+                (mine, held), *rows = rows
+                rows = rows if own is None else [mine, *rows]
             sums, kept, *row = fn(shared, client, *rows)
             many, structure = jax.tree.flatten(sums, is_leaf=aggregate.is_contribution)
             members = [_memberships(one) for one in many]
             if many and self.channel is not None:
-                many = send(self.channel, key_for(key, Stream.WIRE, number, client), many)
+                self.lengths[number] = _length(many)  # the same however often it is traced
+                many, held = send(self.channel, key_for(key, Stream.WIRE, number, client), many, held)
+            if memory is not None:
+                row = [(row[0] if row else None, held)]
             collected = []
             if self.aggregator is not None or self.collusion is not None:
                 many, collected = map(list, zip(*map(_collect, many), strict=True)) if many else ([], [])
             many = [dataclasses.replace(one, start=None) for one in many]
             return jax.tree.unflatten(structure, many), (kept, collected, members), *row
 
-        sums, (kept, collected, members), own = run(client, (shared, self.key), cohort, own, rows)
+        both = own if memory is None else (own, memory)
+        sums, (kept, collected, members), both = run(client, (shared, self.key), cohort, both, rows)
+        if self.memory is None or memory is None:
+            own = both
+        else:
+            own, self.memory[number] = both
         totals, structure = jax.tree.flatten(sums, is_leaf=lambda node: isinstance(node, Total))
         if collected and self.collusion is not None:
             collected = self._forged(self.collusion, collected, [len(total.weight) for total in totals], cohort, number)
@@ -284,8 +355,10 @@ def _memberships(one: Contribution) -> Array:
     return member & tree.is_finite(one.values)
 
 
-def send(channel: Transform, key: Key, many: Sequence[Contribution]) -> list[Contribution]:
-    """Returns a client's contributions as the server receives them.
+def send(
+    channel: Transform, key: Key, many: Sequence[Contribution], held: Array | None = None
+) -> tuple[list[Contribution], Array | None]:
+    """Returns a client's contributions as the server receives them, and its memory after it.
 
     A contribution that is not finite is left as it is: so it is dropped and counted as ever.
 
@@ -293,15 +366,25 @@ def send(channel: Transform, key: Key, many: Sequence[Contribution]) -> list[Con
         channel: the channel.
         key: of this client and pass.
         many: the contributions of one pass, which are one message.
+        held: `[d]` the client's memory, see `jaxfl.wire.memory`; None without error feedback.
     """
     starts = [_full_start(one) for one in many]
     update = [jax.tree.map(jnp.subtract, one.values, start) for one, start in zip(many, starts, strict=True)]
-    changed = _unravel(channel.change(key, tree.ravel(update)), update)
+    vector = tree.ravel(update) if held is None else tree.ravel(update) + held
+    received = channel.change(key, vector)
     sent = []
-    for one, start, change in zip(many, starts, changed, strict=True):
+    for one, start, change in zip(many, starts, _unravel(received, update), strict=True):
         values = tree.where(tree.is_finite(one.values), jax.tree.map(jnp.add, start, change), one.values)
         sent.append(dataclasses.replace(one, values=values))
-    return sent
+    if held is not None:
+        held = remember(many, [_memberships(one).any() for one in many], vector, received, held)
+    return sent, held
+
+
+def _length(many: Sequence[Contribution]) -> tuple[int, Any]:
+    """Returns the numbers of a message, and the type of its vector."""
+    vector = jax.eval_shape(tree.ravel, [one.values for one in many])
+    return vector.size, vector.dtype
 
 
 def _collect(one: Contribution) -> tuple[Contribution, _Collected]:

@@ -232,12 +232,13 @@ def test_a_median_is_not_moved_by_attackers(key):
     assert np.abs(attacked.model["kernel"] - honest.model["kernel"]).max() < 0.5
 
 
-def wired_factory(name, channel=None, aggregator=None):
+def wired_factory(name, channel=None, aggregator=None, error_feedback=False):
     def factory(task, optimizer, *, local_epochs: int = 2, batch_size: int | None = 4) -> Method:
         own = METHODS[name].small
         return wired(
             METHODS[name].factory(task, optimizer, local_epochs=local_epochs, batch_size=batch_size, **own),
             channel=channel,
+            error_feedback=error_feedback,
             aggregator=aggregator,
         )
 
@@ -249,6 +250,8 @@ FACTORIES = {
     "ifca": Row(wired_factory("ifca", chain(qsgd(6), clip(0.5))), "", ""),
     "ditto": Row(wired_factory("ditto", random_k(0.5)), "", ""),
     "scaffold": Row(wired_factory("scaffold", chain(top_k(0.5), qsgd(8))), "", ""),
+    "ditto-memory": Row(wired_factory("ditto", chain(top_k(0.5), clip(0.5)), error_feedback=True), "", ""),
+    "stocfl-memory": Row(wired_factory("stocfl", sign(), error_feedback=True), "", ""),
     "ifca-median": Row(wired_factory("ifca", aggregator=median()), "", ""),
     "fedper-krum": Row(wired_factory("fedper", clip(0.5), krum(0.2)), "", ""),
 }
@@ -268,7 +271,7 @@ def test_a_wired_method_passes_the_battery(name, law):
 def test_what_is_not_finite_stays_and_is_dropped(link, key):
     values = {"w": jnp.array([1.0, jnp.nan, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0])}
     one = aggregate.Contribution(values, jnp.float32(1), jnp.int32(0), 1, jax.tree.map(jnp.zeros_like, values))
-    (sent,) = send(link, key, [one])
+    (sent,), _ = send(link, key, [one])
     assert int(aggregate.guarded(sent, jnp.array(True))[1]) == 1
 
 
@@ -278,7 +281,7 @@ def test_contributions_of_a_pass_are_one_message(key):
     one = aggregate.Contribution(
         (model, {"w": jnp.array([4.0, 0.0])}), jnp.float32(1), jnp.int32(0), 1, ({"w": jnp.array([1.0, -1.0])}, None)
     )
-    (sent,) = send(clip(2.5), key, [one])  # of (0, 3, 4, 0)
+    (sent,), _ = send(clip(2.5), key, [one])  # of (0, 3, 4, 0)
     np.testing.assert_allclose(sent.values[0]["w"], [1, 0.5], rtol=1e-6)
     np.testing.assert_allclose(sent.values[1]["w"], [2, 0], rtol=1e-6)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxfl import engine
+from jaxfl import engine, tree
 from jaxfl.client.passes import BLOCK_ROWS
 from jaxfl.cohort import Plan
 from jaxfl.data.arrays import plain_array
@@ -17,7 +17,6 @@ from jaxfl.methods.base import Method
 from jaxfl.schema import check_type
 from jaxfl.simulation.evaluation.evaluate import evaluator
 from jaxfl.simulation.evaluation.metrics import Evaluation
-from jaxfl.simulation.host.rows import with_field
 from jaxfl.simulation.program import cached_program, initialiser, shapes_of
 from jaxfl.tasks import Task
 from jaxfl.tasks.contract import check_learns
@@ -123,7 +122,7 @@ def evaluate_newcomers(
             "training; run with held_out=0.1."
         )
     if method.per_client is not None:  # rows of other clients are not read: they may be in a file on the host
-        state = with_field(state, method.per_client, getattr(fresh, method.per_client))
+        state = tree.with_field(state, method.per_client, getattr(fresh, method.per_client))
 
     def taken(before: Any, after: Any, first: Any, last: Any) -> Any:
         if before.shape == after.shape or last is first:

@@ -59,6 +59,15 @@ class ResidentRows(tree.Rows):
         place = jnp.asarray(self.place).at[index].get(mode="fill", fill_value=slots_of(self.values))
         return ResidentRows(tree.put(jax.tree.map(jnp.asarray, self.values), place, rows), self.place)
 
+    def parts(self) -> tuple[Any, ...]:
+        """Returns the rows of each child of a tuple."""
+        return tuple(None if child is None else ResidentRows(child, self.place) for child in self.values)
+
+    def joined(self, children: Params) -> "ResidentRows":
+        """Returns the rows of a tree of rows of the same clients."""
+        values = jax.tree.map(lambda child: child.values, children, is_leaf=lambda node: isinstance(node, tree.Rows))
+        return ResidentRows(values, self.place)
+
 
 def row_places(ids: np.ndarray, num_clients: int, mask: np.ndarray | None = None) -> np.ndarray:
     """Returns the place `[N]` of each client's row among those of `ids [C]`; C for other clients.
@@ -85,11 +94,6 @@ def send_rows(rows: ResidentRows, place: Any) -> ResidentRows:
     """Sends rows from host memory to the device and returns them; the memory may then be used again."""
     there = jax.device_put(rows, place)  # on a CPU this may be the host's memory itself
     return jax.block_until_ready(jax.tree.map(jnp.copy, there))
-
-
-def with_field(state: Any, field: str, value: Any) -> Any:
-    """Returns a state (a named tuple or a dataclass) with a field replaced."""
-    return state._replace(**{field: value}) if hasattr(state, "_replace") else state.replace(**{field: value})
 
 
 NAME = "rows.bin"

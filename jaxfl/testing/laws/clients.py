@@ -15,7 +15,7 @@ from jaxfl.data.synthetic import clustered_linear
 from jaxfl.methods.base import Method, Row
 from jaxfl.server import aggregate
 from jaxfl.server.wire_context import activated
-from jaxfl.simulation.host.rows import ResidentRows, row_places, with_field
+from jaxfl.simulation.host.rows import ResidentRows, row_places
 from jaxfl.testing.compare import (
     assert_close,
     assert_equal,
@@ -158,7 +158,7 @@ def check_rows_per_client(row: Row) -> str | None:
         tree.take(start, np.zeros(CLIENTS, int)), start, f"init must give every client the same row of {field}"
     )
     state, _ = compiled.run(data, small_cohort(), rounds=1)
-    here = with_field(state, field, ResidentRows(tree.take(getattr(state, field), ids), row_places(ids, CLIENTS)))
+    here = tree.with_field(state, field, ResidentRows(tree.take(getattr(state, field), ids), row_places(ids, CLIENTS)))
     law = f"round and client_params must access {field} only by tree.take and tree.put, at the rows of the cohort"
     try:
         outcome, wanted = (compiled.run(data, small_cohort(), rounds=1, start=begun)[0] for begun in (here, state))
