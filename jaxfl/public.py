@@ -38,7 +38,7 @@ from jaxfl.tasks import (
     start_from,
     supervised,
 )
-from jaxfl.wire import wired
+from jaxfl.wire import Privacy, wired
 
 try:
     __version__ = version("jaxfl")
@@ -61,6 +61,7 @@ __all__ = [
     "MembershipRisk",
     "Metrics",
     "Plan",
+    "Privacy",
     "Result",
     "Sketches",
     "Task",

@@ -37,6 +37,7 @@ class Stream(enum.IntEnum):
     REPRESENTATION = 12  # a client's representation, which is compared with those of others
     HEADS = 13  # batches of the layers that a client keeps for itself
     WIRE = 14  # roundings and places of a channel
+    NOISE = 15  # noise of sums, for differential privacy
 
 
 def check_seed(seed: int) -> int:

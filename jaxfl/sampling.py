@@ -372,7 +372,7 @@ def dropouts(share: float, sampler: Sampler = uniform) -> Sampler:
         return dataclasses.replace(cohort, mask=cohort.mask & ~jax.vmap(fails)(cohort.ids))
 
     bind = getattr(sampler, "bind", None)
-    bound = None if bind is None else lambda size, population: dropouts(share, bind(size, population))
+    bound: Any = None if bind is None else lambda size, population: dropouts(share, bind(size, population))
     name, numbers = f"dropouts({share}, {sampler_name(sampler)})", getattr(sampler, "poisson", None)
     return NamedSampler(name, draw, bind=bound, poisson=numbers)
 

@@ -16,7 +16,12 @@ from jaxfl.settings import user_code
 from jaxfl.simulation.interrupts import Stopped
 
 # packages whose modules have another name
-PACKAGES = {"PIL": "pillow", "sklearn": "scikit-learn", "tensorflow_datasets": "tensorflow-datasets"}
+PACKAGES = {
+    "PIL": "pillow",
+    "dp_accounting": "dp-accounting",
+    "sklearn": "scikit-learn",
+    "tensorflow_datasets": "tensorflow-datasets",
+}
 
 LONGEST = 1500  # letters of a line
 

@@ -192,6 +192,7 @@ def check(job: Job) -> None:
     options.channel(job.settings)
     options.error_feedback(job.settings)
     options.aggregator(job.settings)
+    options.privacy(job.settings)
     check_min_sum(job.settings.run.get("min_sum", 1))
     options.finetune(job.settings)
     options.schedule(job.settings)

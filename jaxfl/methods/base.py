@@ -171,6 +171,8 @@ class Method(NamedTuple):
             of clients do not apply. None serves the models of `client_params`.
         server_sees: the most that the server is sent of single clients, see `jaxfl.methods.exposure`, whose decorator
             sets it; None if it is not declared, and a method that needs to know is then refused.
+        privacy: of a wired method with noise, the part that a run needs to choose its sampler and to account for its
+            rounds, see `jaxfl.wire.privacy.PrivateRounds`; None of other methods.
     """
 
     init: Init
@@ -186,6 +188,7 @@ class Method(NamedTuple):
     hyperparameters: Hyperparameters | None = None
     adapt: Adapt | None = None
     server_sees: ServerSees | None = None
+    privacy: Any = None
 
 
 class Row(NamedTuple):

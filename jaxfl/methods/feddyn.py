@@ -44,7 +44,7 @@ from jaxfl.methods.parts import everybody
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import Traceable, checked
 from jaxfl.server import aggregate
-from jaxfl.server.wire_context import refuse_wire
+from jaxfl.server.wire_context import refuse_noise, refuse_wire
 from jaxfl.tasks import Task, without_averages
 from jaxfl.typing import Array, Key, Params
 
@@ -148,6 +148,8 @@ def feddyn(
             refuse_wire(
                 'served="everybody"', "it needs two updates of each client, which sends one model; take sent or average"
             )
+        if by_rows:
+            refuse_noise('pull="rows"', "the server sends the mean number of rows of all clients; take equal")
         model, part = state.model, base.takes_part(data)
         mean_size = jnp.where(part, data.train.size, 0).sum() / jnp.maximum(part.sum(), 1)
         shared = key, (model, mean_size, state.round), data

@@ -51,6 +51,7 @@ from jaxfl.methods.parts.expectation import WeightStep, count_leading, expectati
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate
+from jaxfl.server.wire_context import refuse_noise
 from jaxfl.tasks import Task, mixture
 from jaxfl.typing import Array, Key, Params
 
@@ -149,6 +150,9 @@ def fedem(
         return contributions, (loss, jnp.where(finite, after, before), finite)
 
     def round(key: Key, state: FedEMState, data: FederatedData, cohort: Cohort) -> tuple[FedEMState, Info]:
+        if chosen["mean_over"] == "everybody":
+            reason = "the server weighs the learners by the mixture of each absent client; take cohort"
+            refuse_noise('mean_over="everybody"', reason)
         totals, (loss, found, finite) = over_clients(client, (key, state, data), cohort)
         ids = jnp.where(cohort.mask, cohort.ids, data.num_clients)  # padding is written nowhere
         log_weights = state.log_weights.at[ids].set(found, mode="drop")

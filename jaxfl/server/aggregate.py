@@ -39,6 +39,8 @@ class Total:
     values: Params  # [K, ...] weighted sums
     weight: Array  # [K] float
     diverged: Array  # [] int32, clients left out because their values were not finite, see `tree.is_finite`
+    # of a wire with noise: the values are sums of updates, and the weight is a denominator that counts no clients
+    relative: bool = struct.field(pytree_node=False, default=False)
 
 
 def is_contribution(node: Any) -> bool:
@@ -157,12 +159,16 @@ def mean(total: Total, empty: Params) -> Params:
 
     Args:
         total: sums by cluster.
-        empty: models `[K, ...]` that clusters without any weight keep.
+        empty: models `[K, ...]` that clusters without any weight keep: those that the clients have received, or 0 where
+            they contribute updates.
 
     >>> total = Total({"w": jnp.array([[6.0], [0.0]])}, jnp.array([3.0, 0.0]), jnp.int32(0))
     >>> mean(total, {"w": jnp.array([[9.0], [9.0]])})["w"].ravel().tolist()
     [2.0, 9.0]
     """
+    if total.relative:
+        step = divide(total.values, total.weight, jax.tree.map(jnp.zeros_like, empty))
+        return jax.tree.map(jnp.add, empty, step)
     return divide(total.values, total.weight, empty)
 
 

@@ -18,11 +18,13 @@ class ActiveWire(Protocol):
     Attributes:
         changes_sums: whether the sums may be others than without the wire.
         given: False for one that gives way to a wire of the method.
+        is_noisy: whether the sums are noisy, so that nothing else of single clients may reach the server.
         name: in a refusal.
     """
 
     changes_sums: bool
     given: bool
+    is_noisy: bool
     name: str
 
     def over(self, run: Callable, fn: Callable, shared: Any, cohort: Any, own: Any, rows: Sequence[Params]) -> tuple:
@@ -68,3 +70,14 @@ def refuse_wire(what: str, reason: str) -> None:
     wire = active_wire()
     if wire is not None and wire.changes_sums:
         raise ValueError(f"{what} does not take {wire.name}: {reason}.")
+
+
+def refuse_noise(what: str, reason: str) -> None:
+    """Raises ValueError if a wire with noise is set: called under options that release more than sums of clients.
+
+    Args:
+        what: an option with its value.
+        reason: a clause with the reason and the remedy.
+    """
+    if (wire := active_wire()) is not None and wire.is_noisy:
+        raise ValueError(f"{what} takes no noise: {reason}.")

@@ -38,7 +38,7 @@ from jaxfl.simulation.evaluation.finetune import FineTune
 from jaxfl.simulation.program import shapes_of
 from jaxfl.tasks import Task, start_from
 from jaxfl.typing import Array, Key
-from jaxfl.wire import Aggregator, Transform, wired
+from jaxfl.wire import Aggregator, Privacy, Transform, wired
 
 FORMER_NETWORK: tuple[str, dict[str, Any]] = ("mlp", {"hidden": (2048,)})
 OWNERS = ("data", "method", "model", "optimizer", "server", "run")
@@ -183,7 +183,8 @@ def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Se
     check_name("optimizer", optimizer, OPTIMIZERS)
     server = _choose_server(method, wanted)
     options = applicable_options(method, data, model, optimizer, server)
-    wanted = without_removed(method, wanted, {option.name for option in options})
+    # but for run.delta, delta of perfedavg is its removed one
+    wanted = without_removed(method, wanted, {option.name for option in options if option.owner != "run"})
     where = f"method {method}, data {data}, model {model}, optimizer {optimizer}"
     chosen: dict[str, dict[str, Any]] = {owner: {} for owner in OWNERS}
     for option, value in read_options(
@@ -195,6 +196,7 @@ def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Se
         chosen[option.owner][option.name] = value
     tasks.check_task(chosen["run"].get("task", "auto"))
     wire_options.check_takes_wire(method, chosen["run"], chosen["data"])
+    wire_options.check_takes_noise(method, chosen["method"], chosen["run"])
     for option in options:
         if option.default is REQUIRED and option.name not in chosen[option.owner]:
             named = {"method": method, "data": data, "model": model, "optimizer": optimizer}.get(option.owner, server)
@@ -218,9 +220,20 @@ def build(settings: Settings, data: FederatedData) -> Method:
         return lambda given: _method(given, task)
 
     build_with, values = _shared_build(settings, prepare, "method", shapes), numbers(settings)
-    method = build_with(values)
     own = settings.method_name in METHODS or _can_be_traced(build_with, tuple(values), shapes)
-    return attach(build_with, values, method) if own else method
+
+    def made(values: Mapping[str, float], method: Method) -> Method:
+        return attach(build_with, values, method) if own else method
+
+    def with_noise(noise: float) -> Method:
+        found = {**values, "run.noise": noise}
+        return made(found, build_with(found))
+
+    method = build_with(values)
+    if settings.run.get("epsilon") is not None:
+        asked = method.privacy._replace(privacy=privacy(settings), with_noise=with_noise)
+        method = method._replace(privacy=asked)
+    return made(values, method)
 
 
 def _task(settings: Settings, data: FederatedData) -> Task:
@@ -267,6 +280,8 @@ def numbers(settings: Settings) -> dict[str, float]:
         value = getattr(settings, option.owner).get(option.name, option.default)
         if option.traceable and type(value) in (int, float) and value != 0 and math.isfinite(value):
             found[f"{option.owner}.{option.name}"] = float(value)
+    if settings.run.get("epsilon") is not None:
+        found["run.noise"] = settings.run.get("noise", 1.0)  # until a run finds it
     return found
 
 
@@ -325,6 +340,7 @@ def _method(settings: Settings, task: Task) -> Method:
         error_feedback=error_feedback(settings),
         aggregator=aggregator(settings),
         min_sum=smallest,
+        privacy=privacy(settings),
     )
 
 
@@ -386,6 +402,15 @@ def aggregator(settings: Settings) -> Aggregator | NormBound | None:
     return wire_options.aggregator(settings.run)
 
 
+def privacy(settings: Settings) -> Privacy | None:
+    """Returns the privacy of the settings, None without noise.
+
+    Raises:
+        ValueError: a number is out of range, or one is given without noise.
+    """
+    return wire_options.privacy(settings.run)
+
+
 def sampler(settings: Settings) -> sampling.Sampler:
     """Returns the sampler of the settings.
 
@@ -402,7 +427,8 @@ def sampler(settings: Settings) -> sampling.Sampler:
             "--set availability=diurnal, or leave it out."
         )
 
-    if chosen["sampler"] == "poisson":
+    poisson = wire_options.is_private(settings.run) and chosen["accounting"] == "poisson"
+    if poisson or chosen["sampler"] == "poisson":
         if pattern != "always":
             raise ValueError(
                 f"sampler must be uniform with availability={pattern}, got poisson: clients that come and go are not "

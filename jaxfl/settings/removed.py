@@ -37,7 +37,7 @@ _DRAWS = Removed(100, "random models are drawn at most 100 times")
 
 REMOVED: dict[str, dict[str, Removed]] = {
     "ditto": {"validation_share": Removed(0.1, "lambda is chosen by a tenth of the training rows")},
-    "perfedavg": {"delta": Removed(0.1, "delta of the differences is constant, see jaxfl.methods.perfedavg")},
+    "perfedavg": {"delta": Removed(0.1, "delta of the differences is constant; that of privacy is run.delta")},
     "fedamp": {"start": Removed("own", "a client trains from its own model")},
     "ifca": {"max_draws": _DRAWS},
     "hypcluster": {"max_draws": _DRAWS},

@@ -9,6 +9,7 @@ from jaxfl.server.aggregators import NormBound
 from jaxfl.settings import methods
 from jaxfl.wire import (
     Aggregator,
+    Privacy,
     Transform,
     bfloat16,
     centred_clip,
@@ -25,7 +26,9 @@ from jaxfl.wire import (
     top_k,
     trimmed_mean,
 )
+from jaxfl.wire.privacy import Accounting, Denominator
 
+PRIVACY_OPTIONS = ("clip", "noise", "epsilon", "delta", "denominator", "floor", "accounting")
 # Links and aggregators by name, the type of their number, and an example; None where there is no number.
 Choices = dict[str, tuple[Callable[..., Any], type | None, str]]
 LINKS: Choices = {
@@ -74,6 +77,29 @@ OPTIONS = (
         "robust aggregator of updates, by cluster: median, trimmed:SHARE, krum:SHARE, multikrum:SHARE, geomedian, "
         "cclip:RADIUS or norm:RADIUS, see jaxfl.wire; mean is the method's own",
     ),
+    Option(
+        "noise",
+        None,
+        float | None,
+        "client-level differential privacy: standard deviation of the noise on every sum, as a multiple of the clip; "
+        "see jaxfl.Privacy",
+        traceable=True,
+    ),
+    Option("epsilon", None, float | None, "of the whole run; finds the noise for it", traceable=True),
+    Option("delta", None, float | None, "of the guarantee; none is 1 / N^1.1 for N clients", traceable=True),
+    Option(
+        "denominator",
+        "auto",
+        Denominator,
+        "what noisy sums are divided by: noisy counts of clients, a fixed number, or auto: noisy for several clusters",
+    ),
+    Option("floor", 1.0, float, "least noisy count that a sum is divided by"),
+    Option(
+        "accounting",
+        "poisson",
+        Accounting,
+        "poisson draws each client by itself; poisson-assumed keeps cohorts of a fixed size, which is no guarantee",
+    ),
     Option("min_sum", 1, int, "sums of fewer clients are dropped, as secure aggregation does; 1 drops none"),
 )
 
@@ -95,7 +121,7 @@ def channel(run: Mapping[str, Any]) -> Transform | None:
     """
     text = run.get("compress", "none")
     links = [] if text == "none" else [_choose("compress", part.strip(), LINKS) for part in text.split("+")]
-    if run.get("clip") is not None:
+    if run.get("clip") is not None and not is_private(run):
         links.append(clip(run["clip"]))
     return chain(*links) if links else None
 
@@ -128,6 +154,87 @@ def aggregator(run: Mapping[str, Any]) -> Aggregator | NormBound | None:
     """
     text = run.get("aggregator", "mean")
     return None if text == "mean" else _choose("aggregator", text, AGGREGATORS)
+
+
+def is_private(run: Mapping[str, Any]) -> bool:
+    """Returns whether a run has noise, or an epsilon that its noise is found for."""
+    return run.get("noise") is not None or run.get("epsilon") is not None
+
+
+def privacy(run: Mapping[str, Any]) -> Privacy | None:
+    """Returns the privacy of a run's options; None without noise.
+
+    Args:
+        run: the options that are given; where a run has found the noise of an epsilon, with both.
+
+    Raises:
+        ValueError: a number is out of range, or one is given without noise.
+
+    >>> privacy({"clip": 1.0}), privacy({"clip": 1.0, "noise": 1.1}).noise
+    (None, 1.1)
+    """
+    if is_private(run):
+        numbers = {name: run[name] for name in PRIVACY_OPTIONS if name in run}
+        numbers |= {} if run.get("noise") is None else {"epsilon": None}
+        return Privacy(**{"clip": None, **numbers})  # pyright: ignore[reportArgumentType] which says what is missing
+    for name in PRIVACY_OPTIONS[3:]:
+        default = next(option.default for option in OPTIONS if option.name == name)
+        if run.get(name, default) != default:
+            raise ValueError(f"{name} needs noise, got {run[name]} without it; add --set noise=1.0 or epsilon=8.")
+    return None
+
+
+def check_takes_noise(method: str, given: Mapping[str, Any], run: Mapping[str, Any]) -> None:
+    """Raises ValueError if a run has noise that its method, or another option, does not take.
+
+    Args:
+        method: a name.
+        given: the options of the method that are given.
+        run: the options of the run that are given.
+    """
+    if not is_private(run):
+        return
+    name = "noise" if run.get("noise") is not None else "epsilon"
+    if run.get("clip") is None:
+        raise ValueError(f"{name} needs a clip, which bounds what a client adds, got {run[name]}; add --set clip=1.0.")
+    if run.get("noise") is not None and run.get("epsilon") is not None:
+        raise ValueError(
+            f"epsilon must be none where noise is given, got {run['epsilon']} and noise={run['noise']}; leave one out."
+        )
+    seen = methods.row(method).seen(given)
+    if seen.level == "unknown":
+        raise ValueError(
+            f"{name} must be none with {method}, got {run[name]}: it does not declare what its server sees; decorate "
+            'it with jaxfl.methods.exposure.server_sees(Seen("sums", ...)) if that is so.'
+        )
+    if seen.level != "sums":
+        told = f"{seen.before} before the first round" if seen.before else seen.rounds
+        raise ValueError(
+            f"{name} must be none with {_with_options(method, seen.options)}, got {run[name]}: its server sees "
+            f"{told}, which noise on sums does not cover; take ifca, or fedavg."
+        )
+    if given.get("weighting", "uniform") != "uniform":
+        raise ValueError(
+            f"weighting must be uniform with noise, got {given['weighting']}: the weight of a client would not be "
+            "bounded; leave it out."
+        )
+    for option, default, reason in (
+        ("aggregator", "mean", "what a client can change in it is not bounded by the clip"),
+        ("error_feedback", False, "the memory is of earlier rounds, in which a client was not counted"),
+        ("min_sum", 1, "which sums are dropped would tell the numbers of clients"),
+        ("availability", "always", "clients that come and go are not drawn with the same probability"),
+    ):
+        if run.get(option, default) != default:
+            raise ValueError(
+                f"{option} must be {default} with noise, got {run[option]}: {reason}; leave one of them out."
+            )
+    if run.get("accounting") == "poisson-assumed" and run.get("sampler") == "poisson":
+        raise ValueError("sampler must be uniform with accounting=poisson-assumed, got poisson; leave accounting out.")
+
+
+def _with_options(method: str, options: Mapping[str, Any]) -> str:
+    """Returns a method with options, as a phrase."""
+    return " ".join([method, *(f"{name}={value}" for name, value in options.items())])
 
 
 def check_takes_wire(method: str, run: Mapping[str, Any], data: Mapping[str, Any]) -> None:

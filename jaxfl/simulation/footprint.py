@@ -15,6 +15,7 @@ from jaxfl.methods.base import Method
 from jaxfl.sampling import Sampler, cohorts_of
 from jaxfl.schema import checked
 from jaxfl.simulation import program
+from jaxfl.simulation.accounting import private_sampler
 from jaxfl.simulation.evaluation.evaluate import MAX_SAMPLE, WINDOW_CLIENTS, evaluation_bytes
 from jaxfl.simulation.host.rows import resident_shapes
 from jaxfl.simulation.host.streaming import STREAM_LIMIT, Resident, RowStream
@@ -142,7 +143,9 @@ def footprint(
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {seeds}.")
     check_learns(method.task, data)
-    sampler, size = cohorts_of(sampler, cohort, data)
+    if method.privacy is not None and method.privacy.privacy.noise is None:
+        method = method.privacy.with_noise(1.0)
+    sampler, size = cohorts_of(private_sampler(method, sampler), cohort, data)
     data, key = data.in_programs(), jax.random.key(0)
     most = seeds_per_program(seeds)
     prepared = Prepared.of(method, data, size, plan=plan, devices=devices, resident=resident, seeds=most)

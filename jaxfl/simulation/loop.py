@@ -146,6 +146,7 @@ class RunState:
             evaluation,
             progress,
             clock,
+            **({} if spec.privacy is None else spec.privacy.summary(progress.done)),
             seed=of_seed.seed,
             fingerprint=federation_fingerprint(of_seed.identity),
             rounds_asked=spec.schedule.rounds,

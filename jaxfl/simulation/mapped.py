@@ -17,6 +17,7 @@ from jaxfl.random import check_seed_or_seeds, check_seeds
 from jaxfl.sampling import Sampler, cohorts_of
 from jaxfl.schema import checked
 from jaxfl.simulation import program
+from jaxfl.simulation.accounting import private_sampler
 from jaxfl.simulation.evaluation.metrics import Evaluation
 from jaxfl.simulation.prepared import Prepared
 from jaxfl.simulation.progress import divergence_reason
@@ -132,7 +133,6 @@ def run_mapped(
         raise ValueError("data must have the same clients in all rounds, got some that arrive or leave; use jaxfl.run.")
     check_seed_or_seeds(seed, seeds)
     seeds = check_seeds([seed or 0] if seeds is None else seeds)
-    sampler, size = cohorts_of(sampler, cohort, data)
     try:
         methods = [make(number) for number in numbers]  # a value that is out of range is refused here
     except TypeError as error:
@@ -143,6 +143,7 @@ def run_mapped(
     if not isinstance(methods[0], Method):
         raise ValueError(f"make must return a method from a factory of jaxfl.methods, got {methods[0]!r}.")
     check_learns(methods[0].task, data)
+    sampler, size = cohorts_of(private_sampler(methods[0], sampler), cohort, data)
     keys = [jax.random.key(one) for one in seeds]
     stacked = keys[0] if len(keys) == 1 else jnp.stack(keys)
     models = len(numbers) * len(seeds)

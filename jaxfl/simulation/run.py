@@ -14,6 +14,7 @@ from jaxfl.random import check_seed_or_seeds, check_seeds
 from jaxfl.sampling import Sampler, cohort_size, cohorts_of
 from jaxfl.schema import checked
 from jaxfl.simulation import processes
+from jaxfl.simulation.accounting import PRIVACY, private_run, private_sampler
 from jaxfl.simulation.callbacks import BestCheckpoint, check_measured
 from jaxfl.simulation.evaluation.evaluate import evaluation_sample
 from jaxfl.simulation.evaluation.finetune import FineTune
@@ -162,9 +163,17 @@ def run(
     check_checkpoints(checkpoint_every, checkpoint_dir)
     if checkpoint_dir is not None:
         check_named(sampler)
+
+    def folder_of(number: int) -> Path | None:
+        if checkpoint_dir is None:
+            return None
+        return Path(checkpoint_dir, f"seed-{number}") if several else Path(checkpoint_dir)
+
     size = cohort_size(cohort, first)
-    sampler, places = cohorts_of(sampler, cohort, first)
+    sampler, places = cohorts_of(private_sampler(method, sampler), cohort, first)
     prepared = Prepared.of(method, first, places, plan=plan, devices=devices, resident=resident, seeds=len(numbers))
+    folders = [folder for folder in map(folder_of, numbers) if resume and folder is not None]
+    prepared, privacy = private_run(prepared, sampler, size, first, rounds=schedule.rounds, folders=folders)
     best = [one for one in callbacks if isinstance(one, BestCheckpoint)]
     check_complete(prepared.host_state and bool(best))
     processes.by_first(lambda: [one.check_folders(numbers if several else [None]) for one in best])
@@ -174,12 +183,12 @@ def run(
         identity |= {} if test_rows is None else {"test_rows": int(test_rows)}
         sample = evaluation_sample(federation, eval_clients, number)
         identity |= {} if sample is None else {"eval_clients": len(sample)}
-        folder = Path(checkpoint_dir, f"seed-{number}") if several and checkpoint_dir is not None else checkpoint_dir
-        directory = directory_at(folder, resume=resume)
+        identity |= {} if privacy is None else {PRIVACY: privacy.identity()}
+        directory = directory_at(folder_of(number), resume=resume)
         return SeedSpec(number, federation.in_programs(), federation.client_names, sample, directory, identity)
 
     each = tuple(of_seed(*one) for one in zip(numbers, federations, strict=True))
-    spec = RunSpec(prepared, size, each, schedule, sampler, finetune, callbacks, resume, several, began)
+    spec = RunSpec(prepared, size, each, schedule, sampler, finetune, callbacks, resume, several, began, privacy)
     identities = [one.identity for one in each]
     processes.check_same([identities, schedule, devices, prepared.host_data, checkpoint_dir is None, resume])
     with exit_callbacks(callbacks):

@@ -9,6 +9,7 @@ import numpy as np
 from jaxfl.data.clients import FederatedData, replace_field
 from jaxfl.sampling import Sampler, cohort_size
 from jaxfl.schema import MAKERS
+from jaxfl.simulation.accounting import RunPrivacy
 from jaxfl.simulation.evaluation.finetune import FineTune
 from jaxfl.simulation.prepared import Prepared
 from jaxfl.simulation.program import shapes_of
@@ -42,6 +43,7 @@ class RunSpec(NamedTuple):
         resume: whether runs that are in the directories go on.
         several: whether several seeds were given, even if there is one of them.
         began: when the runs were started, by `time.perf_counter`.
+        privacy: of a method with noise; None of others.
     """
 
     prepared: Prepared
@@ -54,6 +56,7 @@ class RunSpec(NamedTuple):
     resume: bool
     several: bool
     began: float
+    privacy: RunPrivacy | None = None
 
 
 def federation_per_seed(data: FederatedData | Sequence[FederatedData], seeds: int) -> list[FederatedData]:

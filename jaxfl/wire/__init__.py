@@ -24,11 +24,13 @@ from jaxfl.server.aggregators import (
     trimmed_mean,
 )
 from jaxfl.wire.channel import CodeSize, Transform, bfloat16, chain, clip, qsgd, random_k, sign, top_k
+from jaxfl.wire.privacy import Privacy
 from jaxfl.wire.wired import wired
 
 __all__ = [
     "Aggregator",
     "CodeSize",
+    "Privacy",
     "Transform",
     "bfloat16",
     "centred_clip",

@@ -18,6 +18,8 @@ are of the update as it was.
 
 Colluding attackers (see `jaxfl.wire.attacks`) need all updates at once as well. They send theirs through the channel,
 too, and the honest updates that they know are those which the channel has changed.
+
+With privacy the server gets noisy sums of bounded updates, see `jaxfl.wire.privacy`, and all clients weigh the same.
 """
 
 import dataclasses
@@ -44,6 +46,7 @@ from jaxfl.wire.attacks import Collusion, collusion_of
 from jaxfl.wire.canaries import Canaries, canaries_of
 from jaxfl.wire.channel import CodeSize, Transform, chain, clip
 from jaxfl.wire.memory import Memory, Remembering, remember, with_memory
+from jaxfl.wire.privacy import Privacy, PrivateRounds, RoundPrivacy, bounded, check_privacy, noised
 
 SMALLEST_SUM = "smallest_sum"  # the clients of the smallest sum of a round, in `info.extra`
 
@@ -55,6 +58,7 @@ def wired(
     error_feedback: bool = False,
     aggregator: Aggregator | NormBound | None = None,
     min_sum: int = 1,
+    privacy: Privacy | None = None,
 ) -> Method:
     """Returns the method with clients that send their updates through a channel, to a server with a robust aggregator.
 
@@ -71,12 +75,16 @@ def wired(
             cohort `[C, d]` are then in memory at once, but for `jaxfl.wire.norm_bound(1.0)`.
         min_sum: sums of fewer clients are dropped, as by secure aggregation with this threshold; a cluster without a
             sum is unchanged in the round.
+        privacy: client-level differential privacy, for methods whose server sees nothing but sums: messages are clipped
+            after the channel, all clients weigh the same, and every sum is noisy. `jaxfl.run` draws the cohorts by
+            Poisson sampling, and the summary has epsilon.
 
     Raises:
         TypeError: `channel` is not a link, or `aggregator` is not a function.
-        ValueError: `min_sum` is below 1, or `error_feedback` is True without a channel; or in the first round, if
-            `min_sum` is above the clients of a cohort, if the method or one of its options takes no wire, or if the
-            channel's error may be longer than a message and cannot be fed back.
+        ValueError: `min_sum` is below 1, `error_feedback` is True without a channel, or `privacy` is given with an
+            aggregator, with `min_sum` or with error feedback; or in the first round, if `min_sum` is above the clients
+            of a cohort, if the method or one of its options takes no wire or no noise, or if the channel's error may be
+            longer than a message and cannot be fed back.
     """
     check_min_sum(min_sum)
     if error_feedback and channel is None:
@@ -84,8 +92,9 @@ def wired(
             "error_feedback must be False without a channel, got True: nothing is left out; give a channel, such as "
             "jaxfl.wire.top_k(0.01)."
         )
-    if channel is None and aggregator is None and min_sum == 1:
+    if channel is None and aggregator is None and min_sum == 1 and privacy is None:
         return method
+    check_privacy(privacy, method, aggregator=aggregator, min_sum=min_sum, error_feedback=error_feedback)
     if channel is not None and not isinstance(channel, Transform):
         raise TypeError(f"channel must be a link of jaxfl.wire, got {quoted(channel)}; jaxfl.wire.qsgd(8) is one.")
     if isinstance(aggregator, NormBound) and error_feedback:
@@ -112,7 +121,17 @@ def wired(
 
     def round_wire(key: Key, state: Any, data: FederatedData) -> _RoundWire:
         attackers = collusion_of(data), canaries_of(method, key, state, data)
-        return _RoundWire(channel, aggregator, min_sum, key_for(key, Stream.WIRE, state.round), *attackers)
+        if privacy is not None and attackers[0] is not None:
+            raise ValueError(
+                f"attack must not be of several clients together with noise, got {attackers[0].kind}: what each sends "
+                "would not be clipped by itself; take sign-flip, or leave noise out."
+            )
+        of_round, averages = None, method.task.averages
+        if privacy is not None:
+            names = frozenset() if averages is None else averages.names
+            of_round = RoundPrivacy(privacy, key_for(key, Stream.NOISE, state.round), names)
+        key = key_for(key, Stream.WIRE, state.round)
+        return _RoundWire(channel, aggregator, min_sum, key, *attackers, of_round)
 
     def lengths(key: Key, state: Any, data: FederatedData) -> list[tuple[int, Any] | None]:
         """Returns the length and type of the message of each pass; None where nothing is contributed."""
@@ -133,7 +152,25 @@ def wired(
 
     if error_feedback:
         return with_memory(method, Remembering(lengths, round_with_memory))
-    return method._replace(round=round)
+    if privacy is None:
+        return method._replace(round=round)
+
+    def with_noise(noise: float) -> Method:
+        return wired(method, channel=channel, privacy=dataclasses.replace(privacy, noise=noise, epsilon=None))
+
+    def count_releases(key: Key, state: Any, data: FederatedData, cohort: Cohort) -> int:
+        releases = []
+
+        def trace(key: Key, state: Any, data: FederatedData, cohort: Cohort) -> Any:
+            wire = round_wire(key, state, data)
+            made = wire.run(method.round, key, state, data, cohort)
+            releases.append(wire.releases)
+            return made
+
+        jax.eval_shape(trace, key, state, data, cohort)
+        return releases[0]
+
+    return method._replace(round=round, privacy=PrivateRounds(privacy, round, with_noise, count_releases))
 
 
 def attacked(method: Method) -> Round:
@@ -194,6 +231,7 @@ class _RoundWire:
         key: of the round.
         collusion: the colluding attackers, if there are any.
         canaries: the canaries, if there are any.
+        privacy: of the round, if there is noise.
         given: False for a wire that is there for the attackers alone, and gives way to one of the method.
     """
 
@@ -207,16 +245,18 @@ class _RoundWire:
         key: Key,
         collusion: Collusion | None,
         canaries: Canaries | None = None,
+        privacy: RoundPrivacy | None = None,
         *,
         given: bool = True,
     ):
         self.channel, self.aggregator, self.min_sum, self.key = channel, aggregator, min_sum, key
         self.collusion, self.canaries, self.given = collusion, canaries, given
+        self.privacy, self.is_noisy = privacy, privacy is not None
         self.name = "a wire" if given else f"attack={CANARY if collusion is None else collusion.kind}"
-        self.passes = 0
+        self.passes, self.releases = 0, 0  # all, and those with contributions
         self.memory: list[Any] | None = None  # of each pass: what clients have left out [N, d]; or None
         self.lengths: dict[int, tuple[int, Any]] = {}  # of the messages of each pass with contributions, and their type
-        self.smallest: list[Array] = []  # of each pass with contributions: the clients of its smallest sum [] int32
+        self.smallest: list[Array] = []  # of each contribution: the clients of its smallest sum [] int32
 
     def run(self, round: Round, key: Key, state: Any, data: FederatedData, cohort: Cohort) -> tuple[Any, Info]:
         """Returns the state and the info after a round of a method on this wire."""
@@ -252,6 +292,8 @@ class _RoundWire:
                 many, held = send(self.channel, key_for(key, Stream.WIRE, number, client), many, held)
             if memory is not None:
                 row = [(row[0] if row else None, held)]
+            if many and self.privacy is not None:
+                many = bounded(many, [_update(one) for one in many], self.privacy)
             collected = []
             if self.aggregator is not None or self.collusion is not None:
                 many, collected = map(list, zip(*map(_collect, many), strict=True)) if many else ([], [])
@@ -269,6 +311,9 @@ class _RoundWire:
             collected = self._forged(self.collusion, collected, [len(total.weight) for total in totals], cohort, number)
         if collected:
             totals = [self._aggregated(*parts, cohort.mask) for parts in zip(totals, collected, strict=True)]
+        self.releases += bool(totals)
+        if totals and self.privacy is not None:
+            totals = noised(totals, self.privacy, number, cohort)
         totals = [self._large_enough(*parts, cohort.mask) for parts in zip(totals, members, strict=True)]
         return jax.tree.unflatten(structure, totals), kept, own
 
@@ -368,8 +413,7 @@ def send(
         many: the contributions of one pass, which are one message.
         held: `[d]` the client's memory, see `jaxfl.wire.memory`; None without error feedback.
     """
-    starts = [_full_start(one) for one in many]
-    update = [jax.tree.map(jnp.subtract, one.values, start) for one, start in zip(many, starts, strict=True)]
+    starts, update = [_full_start(one) for one in many], [_update(one) for one in many]
     vector = tree.ravel(update) if held is None else tree.ravel(update) + held
     received = channel.change(key, vector)
     sent = []
@@ -395,7 +439,7 @@ def _collect(one: Contribution) -> tuple[Contribution, _Collected]:
             "as those of fedsoft."
         )
     start, finite = _full_start(one), tree.is_finite(one.values)
-    update = tree.ravel(jax.tree.map(jnp.subtract, one.values, start))
+    update = tree.ravel(_update(one))
     counts = (one.weight > 0) & (one.cluster >= 0) & (one.cluster < one.num_clusters)
     weight = jnp.where(finite, one.weight, jnp.zeros((), one.weight.dtype))
     collected = _Collected(update, weight, counts, finite, one.cluster)
@@ -409,6 +453,11 @@ def _full_start(one: Contribution) -> Params:
         return jax.tree.map(jnp.zeros_like, values) if start is None else start
 
     return jax.tree.map(full, one.start, one.values, is_leaf=lambda node: node is None)
+
+
+def _update(one: Contribution) -> Params:
+    """Returns the difference between a client's values and what it has received."""
+    return jax.tree.map(jnp.subtract, one.values, _full_start(one))
 
 
 def _unravel(vector: Array, example: Any) -> Any:

@@ -9,6 +9,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import takes_part
 from jaxfl.server.aggregate import Total, Weighting
+from jaxfl.server.wire_context import refuse_noise
 from jaxfl.typing import Array, Params
 
 
@@ -36,9 +37,9 @@ def update_mean(
     """Returns the weighted mean over all clients after a cohort's values have changed, and the new weights.
 
     The mean is over the clients that take part, with rows and not held out: others would damp the change. Clients that
-    diverge do not count in that round. A client begins with the value 0, so that a new client adds its weight alone.
-    The server does not have the values of single clients: when clients leave, their values are taken to be the mean,
-    and the mean stays.
+    diverge do not count in that round; noisy sums do not tell how many do. A client begins with the value 0, so that a
+    new client adds its weight alone. The server does not have the values of single clients: when clients leave, their
+    values are taken to be the mean, and the mean stays.
 
     Args:
         mean: before the round `[...]`.
@@ -53,9 +54,12 @@ def update_mean(
     def weight(sizes: Array) -> Array:
         return (sizes if weighting == "rows" else sizes > 0).astype(jnp.float32)
 
+    if weighting == "rows":
+        refuse_noise('weighting="rows"', "the server knows the rows of single clients; take uniform")
     sizes = jnp.asarray(data.train.size)
     there = jnp.where(takes_part(data), weight(sizes), 0)
-    left_out = jnp.where(cohort.mask, weight(sizes[cohort.ids]), 0).sum() - total.weight[0]
+    sampled = jnp.where(cohort.mask, weight(sizes[cohort.ids]), 0).sum()
+    left_out = 0 if total.relative else sampled - total.weight[0]
     weight_sum = jnp.maximum(there.sum() - left_out, 1)
     before, still = counted.there.sum(), jnp.where(there > 0, counted.there, 0).sum()
     stay = jnp.where(before > still, still / jnp.maximum(before, 1), 1)

@@ -232,7 +232,7 @@ def check_server_sees(row: Row) -> str | None:
 class _WrongRecords:
     """A wire that changes no sum, and gives the server other clients' records, and old rows, in place of some."""
 
-    changes_sums, given, name = False, True, "wrong records"
+    changes_sums, given, is_noisy, name = False, True, False, "wrong records"
 
     def __init__(self, wrong: Array):
         self.wrong = wrong  # [N] bool
