@@ -83,6 +83,7 @@ ROWS = (
     Row("ditto", "proximal_weight", PULLS, PULLED, passes=2.0),
     Row("fedper"),
     Row("ifca", COUNT),
+    Row("clove", COUNT),
     Row("hypcluster", COUNT),
     Row("kfed", COUNT),
     Row("robust", COUNT),

@@ -17,6 +17,7 @@ from jaxfl.methods.cfl import PRESETS as CFL_PRESETS
 from jaxfl.methods.cfl import cfl
 from jaxfl.methods.cfl.layercfl import PRESETS as LAYERCFL_PRESETS
 from jaxfl.methods.cfl.layercfl import adacfl, layercfl
+from jaxfl.methods.clove import clove as clove
 from jaxfl.methods.ditto import ditto as ditto
 from jaxfl.methods.fedala import fedala as fedala
 from jaxfl.methods.fedamp import fedamp as fedamp
@@ -178,6 +179,13 @@ CLUSTERED: dict[str, Row] = {  # a model for each cluster
         ifca,
         "K models, each client trains the one with the lowest loss",
         "Ghosh et al., NeurIPS 2020",
+        small={"num_clusters": 2},
+        finds_clusters=True,
+    ),
+    "clove": Row(
+        clove,
+        "K models, clients clustered by the vectors of all models' losses",
+        "Bhatia et al., ICML 2026",
         small={"num_clusters": 2},
         finds_clusters=True,
     ),

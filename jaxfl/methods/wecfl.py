@@ -33,11 +33,11 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import optax
-from optax.assignment import hungarian_algorithm
 
 from jaxfl import engine, tree
 from jaxfl.client.training import Train, local_train
 from jaxfl.clustering import kmeans
+from jaxfl.clustering.assignment import match
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
@@ -211,8 +211,7 @@ def match_numbers(labels: Array, old: Array, weights: Array, num_clusters: int) 
     """
     new, before = (jax.nn.one_hot(of, num_clusters, dtype=weights.dtype) for of in (labels, old))
     shared = jnp.matmul((new * weights[:, None]).T, before, precision="highest")  # [K, K]
-    mine, name = hungarian_algorithm(-shared.astype(jnp.result_type(float)))
-    return jnp.zeros(num_clusters, jnp.int32).at[mine].set(name.astype(jnp.int32))
+    return match(-shared)
 
 
 def joining(train: Train, rule: CentreRule) -> Join:
