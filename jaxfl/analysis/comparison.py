@@ -141,13 +141,24 @@ METRIC_COLUMNS = {
     "worst 10 %": "worst_decile_{}",
 }
 # entry, digits
-SUMMARY_COLUMNS = {"clusters": ("num_clusters", 1), "ARI": ("ari", 3), "s a round": ("seconds_per_round", 3)}
+SUMMARY_COLUMNS = {
+    "clusters": ("num_clusters", 1),
+    "ARI": ("ari", 3),
+    "epsilon": ("epsilon", 2),
+    "smallest sum": ("smallest_sum", 1),
+    "MB up": ("bytes_up", 3),
+    "s a round": ("seconds_per_round", 3),
+}
+WIRED_ENTRY = "smallest_sum"  # of histories of wired runs alone, in whose table bytes are a column
+ASSUMED = "poisson-assumed"  # `sampling` in a summary whose epsilon assumes it
 BEST_COLUMNS = (*METRIC_COLUMNS, "ARI")  # columns in which the best mean is marked
 PERCENT_METRICS = ("accuracy", "f1")  # metrics that are shown in percent
 TUNED = "finetuned_"  # begins the metrics of fine-tuned models
 COST_COLUMNS = {"rounds": ("round",), "bytes": ("bytes_up", "bytes_down")}  # columns of the history, summed
 BYTE_UNITS = {"bytes": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 COLUMN_NAMES = {
+    "smallest sum": "smallest_sum",
+    "MB up": "bytes_up",
     "worst 10 %": "worst",
     "s a round": "seconds",
 }  # names of these in `columns`; the others have their titles in lower case
@@ -179,6 +190,10 @@ class Line(NamedTuple):
         if title in SUMMARY_COLUMNS:
             return SUMMARY_COLUMNS[title][0]
         return METRIC_COLUMNS[title].format(self.main) if title in METRIC_COLUMNS else title
+
+    def assumes_poisson(self) -> bool:
+        """Returns whether the epsilon of a run assumes a sampling that it has not."""
+        return any(run.summary.get("sampling") == ASSUMED for run in self.runs.values())
 
     def title(self) -> str:
         """Returns the title of the column that shows the metric of the row; the metric itself if no other does."""
@@ -393,6 +408,11 @@ class Comparison(NamedTuple):
         for title in self._titles():
             spread, marked = title in {*METRIC_COLUMNS, *compared}, title in {*BEST_COLUMNS, *compared}
             cells = self._mean_cells([line.entry(title) for line in lines], bold, spread=spread, marked=marked)
+            if title == "epsilon":
+                cells = [
+                    f"{cell} ({ASSUMED})" if line.assumes_poisson() else cell
+                    for line, cell in zip(lines, cells, strict=True)
+                ]
             shown = title != "macro" or not self._macro_is_micro()
             columns.append(TableColumn(COLUMN_NAMES.get(title, title.lower()), title, cells, shown))
         return columns + self._cost_columns() + (self._difference_columns() if len(lines) > 1 else [])
@@ -478,6 +498,8 @@ class Comparison(NamedTuple):
         titles = [*METRIC_COLUMNS, *SUMMARY_COLUMNS]
         own = [line.title() for line in self.lines]
         titles = [*(one for one in dict.fromkeys(own) if one not in [*titles, *COST_COLUMNS["bytes"]]), *titles]
+        if not any(line.values(WIRED_ENTRY) for line in self.lines):
+            titles.remove("MB up")
         return [title for title in titles if any(line.values(line.entry(title)) for line in self.lines)]
 
     def _macro_is_micro(self) -> bool:
@@ -802,7 +824,7 @@ def _metric_kind(entry: str) -> tuple[str | None, str]:
     return (None, entry) if named is None else (named[4], named["metric"])
 
 
-def _scale(measure: str) -> tuple[int, int]:
+def _scale(measure: str) -> tuple[float, int]:
     """Returns factor and digits with which an entry of the summaries is shown.
 
     >>> _scale("macro_f1"), _scale("micro_mse"), _scale("num_clusters")
@@ -810,6 +832,8 @@ def _scale(measure: str) -> tuple[int, int]:
     """
     if measure.endswith(PERCENT_METRICS):
         return 100, 2
+    if measure == "bytes_up":
+        return 1e-6, 3
     return 1, next((digits for entry, digits in SUMMARY_COLUMNS.values() if entry == measure), 4)
 
 

@@ -426,7 +426,7 @@ def print_results(
         print_table(stdout(), head, rows, named=several)
         if caption:
             print_parts(stdout(), caption)
-        print_parts(stdout(), *tables.shortfall_lines(finished))
+        print_parts(stdout(), *tables.privacy_lines(finished), *tables.shortfall_lines(finished))
     for one, summary in zip(jobs, summaries, strict=True):
         if one.out is not None and summary is not None and not quiet:
             if one.pictures:

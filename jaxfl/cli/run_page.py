@@ -52,7 +52,7 @@ def write_run_page(result: Result, job: jobs.Job) -> None:
             page.Table(["command"], [[page.Code(command_line(job, summary["rounds"]))]]),
             page.Heading(2, "Results"),
             page.Table(head, [cells]),
-            *(page.Text(line) for line in tables.shortfall_lines([summary])),
+            *(page.Text(line) for line in (*tables.privacy_lines([summary]), *tables.shortfall_lines([summary]))),
             page.Heading(2, "Pictures"),
             *_run_pictures(result, job.out),
             page.Heading(2, "Clients"),

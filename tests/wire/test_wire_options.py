@@ -1,9 +1,13 @@
 """The wire by name: its options, what refuses them, and a run whose clip is an argument of its program."""
 
+import re
+
 import pytest
 from typer.testing import CliRunner
 
 import jaxfl
+from jaxfl.analysis.comparison import compare
+from jaxfl.cli import tables
 from jaxfl.cli.app import app
 from jaxfl.settings import options
 from tests.messages import mentions
@@ -57,3 +61,61 @@ def test_runs_that_differ_in_the_clip_share_a_program(tmp_path):
     assert jaxfl.load(tmp_path).summary["options"]["run.compress"] == "topk:0.1+qsgd:8"
     # 65 of 650 numbers, of 8 bits and 10 for the place, and a scale
     assert other.history.column("bytes_up")[-1] == 2 * 4 * (65 * 18 + 32) / 8
+
+
+PRIVATE = {
+    "noise without clip": ("fedavg", ["noise=1"], ("noise", 1.0, "clip")),
+    "epsilon without clip": ("fedavg", ["epsilon=8"], ("epsilon", 8.0, "clip")),
+    "both": ("fedavg", ["noise=1", "epsilon=8", "clip=1"], ("epsilon", 8.0, "noise")),
+    "negative": ("fedavg", ["noise=-1", "clip=1"], ("noise", -1.0)),
+    "delta": ("fedavg", ["noise=1", "clip=1", "delta=2"], ("delta", 2.0)),
+    "delta alone": ("fedavg", ["delta=0.01"], ("delta", 0.01, "noise")),
+    "denominator alone": ("fedavg", ["denominator=fixed"], ("denominator", "fixed", "noise")),
+    "rows": ("fedavg", ["noise=1", "clip=1", "weighting=rows"], ("weighting", "rows", "uniform")),
+    "aggregator": ("fedavg", ["noise=1", "clip=1", "aggregator=median"], ("aggregator", "median", "mean")),
+    "memory": ("fedavg", ["noise=1", "clip=1", "compress=topk:0.1", "error_feedback=true"], ("error_feedback",)),
+    "min_sum": ("fedavg", ["noise=1", "clip=1", "min_sum=5"], ("min_sum", 5)),
+    "availability": ("fedavg", ["noise=1", "clip=1", "availability=random"], ("availability", "random")),
+    "assumed": ("fedavg", ["noise=1", "clip=1", "accounting=poisson-assumed", "sampler=poisson"], ("sampler",)),
+    "stocfl": ("stocfl", ["noise=1", "clip=1"], ("noise", "stocfl", "Psi", "ifca")),
+    "cfl": ("cfl", ["epsilon=8", "clip=1"], ("epsilon", "cfl", "sketch")),
+    "pacfl": ("pacfl", ["noise=1", "clip=1"], ("noise", "pacfl", "singular vectors")),
+    "kmeans++": ("ifca", ["noise=1", "clip=1", "start=kmeans++"], ("noise", "kmeans++", "ifca")),
+    "no wire": ("local", ["noise=1", "clip=1"], ("clip", "local")),
+}
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_wrong_privacy_is_refused_in_one_line_before_anything_is_loaded(name):
+    method, items, words = PRIVATE[name]
+    call = ["run", method, "--data", "rotated-mnist", "--rounds", "1", "--data-dir", "nowhere"]
+    result = CliRunner().invoke(app, [*call, *(word for item in items for word in ("--set", item))])
+    assert result.exit_code != 0
+    with pytest.raises(ValueError, match=mentions(*words)):
+        options.privacy(options.route(method, "rotated-mnist", items))
+
+
+def test_runs_of_several_epsilons_share_a_program_and_tell_them(tmp_path, capsys):
+    given = {"num_clients": 40, "rows_per_client": 20, "model": "logistic", "rounds": 2, "cohort": 10, "clip": 0.5}
+    small = {**given, "local_epochs": 1, "delta": 0.01}
+    first = jaxfl.run_named("fedavg", "rotated-digits", **small, epsilon=8.0, out=tmp_path / "eight")
+    other = jaxfl.run_named("fedavg", "rotated-digits", **small, epsilon=2.0, out=tmp_path / "two")
+    assert other.summary["compile_seconds"] < first.summary["compile_seconds"]
+    assert first.summary["noise"] < other.summary["noise"] and other.summary["epsilon"] == pytest.approx(2, rel=1e-4)
+    assert other.summary["sampling"].startswith("poisson(0.25")
+    (line,) = tables.privacy_lines([other.summary])
+    assert re.search(mentions("epsilon", "2.00", "0.01", "poisson", "evaluations", "tuning"), line)
+    found = compare({"eight": [first], "two": [other]})
+    shown = found.table()
+    assert [row[shown[0].index("epsilon")] for row in shown[1:]] == ["8.00", "2.00"]
+    assert {"smallest sum", "MB up"} <= set(shown[0]) and "epsilon" in found.to_latex()
+    assumed = other._replace(summary=other.summary | {"sampling": "poisson-assumed"})
+    assert "2.00 (poisson-assumed)" in compare({"two": [assumed]}).to_markdown()
+    assert "poisson-assumed" in tables.privacy_lines([assumed.summary])[0]
+
+
+@pytest.mark.parametrize(("method", "listed"), [("ifca", True), ("stocfl", False)])
+def test_the_page_of_a_method_lists_privacy_where_it_takes_it(method, listed):
+    shown = CliRunner().invoke(app, ["methods", method]).stdout
+    assert [f"\n{name}" in shown for name in ("noise", "epsilon", "delta", "accounting")] == [listed] * 4
+    assert "\nclip" in shown

@@ -112,8 +112,10 @@ def method_page(name: str) -> "list[Table | str]":
 
 
 def _takes(row: Row, option: Option) -> bool:
-    """Returns whether a method takes an option of runs: not those of a wire, where it refuses one."""
-    return not row.no_wire or option.name not in {one.name for one in wire_options.OPTIONS}
+    """Returns whether a method takes an option of runs: not those of a wire or of noise, where it refuses them."""
+    if row.no_wire:
+        return option.name not in {one.name for one in wire_options.OPTIONS}
+    return row.server_sees == "sums" or option.name not in wire_options.PRIVACY_OPTIONS[1:]
 
 
 def _network_lines() -> list[str]:

@@ -87,6 +87,7 @@ def _milliseconds(seconds: float) -> str:
     return f"{value:,.{max(0, 2 - (len(str(int(value))) - 1))}f}"
 
 
+ASSUMED = "poisson-assumed"  # `sampling` of a summary
 # title: key of the summary, factor (-1 for the reciprocal), format; OPTIONAL_COLUMNS where a run has a value
 RESULT_COLUMNS = {
     # {} is the task's main metric
@@ -99,11 +100,12 @@ RESULT_COLUMNS = {
     "clusters": ("num_clusters", 1, "{:g}"),
     "ARI": ("ari", 1, "{:z.3f}"),
     "diverged": ("diverged", 1, "{:g}"),
+    "epsilon": ("epsilon", 1, "{:.2f}"),
     "rounds/s": ("seconds_per_round", -1, "{:.3g}"),
     "compile": ("compile_seconds", 1, "{:.1f} s"),
     "memory": ("peak_bytes", 1e-6, "{:.0f} MB"),
 }
-OPTIONAL_COLUMNS = ("tuned", "validation", "attack success", "diverged")
+OPTIONAL_COLUMNS = ("tuned", "validation", "attack success", "diverged", "epsilon")
 
 
 def results_table(
@@ -136,6 +138,32 @@ def results_table(
     most = max(run["seeds_together"] for run in runs)
     several = f"{most} seeds at a time, in one program" if most > 1 else "seeds one after another"
     return title, ["seed", *columns], rows, several if len(runs) > 1 else "one seed, no deviation"
+
+
+def privacy_lines(runs: Sequence[dict[str, Any]]) -> list[str]:
+    """Returns a line for the privacy of runs with noise: what epsilon is of, and what it does not cover.
+
+    >>> told = {"noise": 1.0, "clip": 0.5, "epsilon": 2.0, "delta": 0.001, "relation": "add-remove"}
+    >>> privacy_lines([told | {"sampling": "poisson(0.1, capacity=24)", "accountant": "PLD"}])[0][:64]
+    'epsilon 2.00 at delta 0.001 (adding or removing a client; PLD), '
+    >>> privacy_lines([{}]), privacy_lines([told | {"epsilon": None, "sampling": "mine"}])
+    ([], ['noise 1 and clip 0.5, without an epsilon: no accountant covers the sampling, mine.'])
+    """
+    one = runs[0]
+    if one.get("noise") is None:
+        return []
+    if one["epsilon"] is None:
+        reason = "there is no noise" if one["noise"] == 0 else f"no accountant covers the sampling, {one['sampling']}"
+        return [f"noise {one['noise']:g} and clip {one['clip']:g}, without an epsilon: {reason}."]
+    cohorts = f"of cohorts by {one['sampling']}"
+    if one["sampling"] == ASSUMED:
+        cohorts = f"{ASSUMED}: cohorts have a fixed size and are accounted as if drawn by Poisson sampling"
+    relation = "adding or removing a client" if one["relation"] == "add-remove" else one["relation"]
+    return [
+        f"epsilon {one['epsilon']:.2f} at delta {one['delta']:.3g} ({relation}; {one['accountant']}), {cohorts}, with "
+        f"noise {one['noise']:.4g} and clip {one['clip']:g}. It covers the models after each round; evaluations, "
+        "tuning and further seeds are not counted."
+    ]
 
 
 def shortfall_lines(runs: Sequence[dict[str, Any]]) -> list[str]:
