@@ -28,6 +28,16 @@ from jaxfl.typing import Array
 Aggregator = Callable[[Array, Array, int], Array]
 
 
+class OfCoordinates(NamedTuple):
+    """An aggregator that takes every coordinate by itself: each of several devices may have a part of them."""
+
+    aggregate: Aggregator
+
+    def __call__(self, updates: Array, labels: Array, num_clusters: int) -> Array:
+        """Returns the aggregate `[K, d]`."""
+        return self.aggregate(updates, labels, num_clusters)
+
+
 class NormBound(NamedTuple):
     """The largest norm of an update that a server takes."""
 
@@ -40,7 +50,7 @@ def median() -> Aggregator:
     >>> median()(jnp.array([[1.0], [2.0], [99.0], [7.0]]), jnp.array([0, 0, 0, 1]), 2).ravel().tolist()
     [2.0, 7.0]
     """
-    return lambda updates, labels, count: centres.median(updates, labels, _zeros(updates, count))
+    return OfCoordinates(lambda updates, labels, count: centres.median(updates, labels, _zeros(updates, count)))
 
 
 def trimmed_mean(share: float) -> Aggregator:
@@ -53,7 +63,11 @@ def trimmed_mean(share: float) -> Aggregator:
         ValueError: `share` is out of range.
     """
     _check_attackers("trimmed", share, 0.5)
-    return lambda updates, labels, count: centres.trimmed_mean(updates, labels, _zeros(updates, count), share=share)
+
+    def aggregate(updates: Array, labels: Array, count: int) -> Array:
+        return centres.trimmed_mean(updates, labels, _zeros(updates, count), share=share)
+
+    return OfCoordinates(aggregate)
 
 
 def geometric_median(steps: int = 8) -> Aggregator:

@@ -39,7 +39,7 @@ from jaxfl.random import Stream, key_for
 from jaxfl.schema import quoted
 from jaxfl.server import aggregate
 from jaxfl.server.aggregate import Contribution, Total
-from jaxfl.server.aggregators import Aggregator, NormBound
+from jaxfl.server.aggregators import Aggregator, NormBound, OfCoordinates
 from jaxfl.server.wire_context import activated
 from jaxfl.typing import Array, Key, Params
 from jaxfl.wire.attacks import Collusion, collusion_of
@@ -310,7 +310,7 @@ class _RoundWire:
         if collected and self.collusion is not None:
             collected = self._forged(self.collusion, collected, [len(total.weight) for total in totals], cohort, number)
         if collected:
-            totals = [self._aggregated(*parts, cohort.mask) for parts in zip(totals, collected, strict=True)]
+            totals = [self._aggregated(*parts, cohort) for parts in zip(totals, collected, strict=True)]
         self.releases += bool(totals)
         if totals and self.privacy is not None:
             totals = noised(totals, self.privacy, number, cohort)
@@ -334,9 +334,9 @@ class _RoundWire:
         forged, forges = [], jnp.zeros(cohort.ids.shape, bool)
         for one, count in zip(many, sums, strict=True):
             labels = jnp.where(one.counts & one.finite & cohort.mask, one.cluster, -1)
-            updates = jnp.where((labels >= 0)[:, None], one.update, 0)
+            updates = _by_coordinate(jnp.where((labels >= 0)[:, None], one.update, 0), cohort.plan.mesh)
             update, attacks = collusion.forge(updates, labels, cohort.ids, count)
-            forged, forges = [*forged, update], forges | attacks
+            forged, forges = [*forged, update[:, : one.update.shape[1]]], forges | attacks
         if (channel := self.channel) is not None:
             keys = jax.vmap(lambda client: key_for(self.key, Stream.WIRE, number, client))(cohort.ids)
             received = jax.vmap(lambda key, update: _unravel(channel.change(key, tree.ravel(update)), update))
@@ -364,22 +364,22 @@ class _RoundWire:
         values = tree.where(enough, total.values, jax.tree.map(jnp.zeros_like, total.values))
         return dataclasses.replace(total, values=values, weight=jnp.where(enough, total.weight, 0))
 
-    def _aggregated(self, starts: Total, many: _Collected, mask: Array) -> Total:
+    def _aggregated(self, starts: Total, many: _Collected, cohort: Cohort) -> Total:
         """Returns the sums of a cohort: of its updates, or as if all contributed their start plus the aggregate.
 
         Args:
             starts: the sums of what the clients have received.
             many: what each client has contributed `[C, ...]`.
-            mask: `[C]` bool, False for padding.
+            cohort: the clients.
         """
-        counts, count = many.counts & mask, starts.weight.shape[0]
+        counts, count = many.counts & cohort.mask, starts.weight.shape[0]
         labels = jnp.where(counts & many.finite, many.cluster, -1)
-        updates = jnp.where((labels >= 0)[:, None], many.update, 0)
+        updates = _by_coordinate(jnp.where((labels >= 0)[:, None], many.update, 0), cohort.plan.mesh)
         if self.aggregator is None:
             weights = jax.nn.one_hot(labels, count, dtype=updates.dtype) * many.weight[:, None].astype(updates.dtype)
             added = jnp.matmul(weights.T, updates, precision="highest")  # [K, d]
         else:
-            robust = self.aggregator(updates, labels, count)
+            robust = _on_devices(self.aggregator, updates, labels, count, cohort.plan.mesh)
             added = starts.weight[:, None].astype(robust.dtype) * robust
         rows = jax.vmap(lambda row: _unravel(row, jax.tree.map(lambda leaf: leaf[0], starts.values)))(added)
         values = jax.tree.map(jnp.add, starts.values, rows)
@@ -446,6 +446,41 @@ def _collect(one: Contribution) -> tuple[Contribution, _Collected]:
     return dataclasses.replace(one, values=start, weight=weight), collected
 
 
+def _by_coordinate(updates: Array, mesh: jax.sharding.Mesh | None) -> Array:
+    """Returns the updates `[C, d]` of all clients with a part of the coordinates on each device, padded with zeros.
+
+    They come with a part of the clients on each device. No device then holds more than its part of the stack, which an
+    aggregator ranks or adds up where it lies.
+    """
+    if mesh is None:
+        return updates
+    padded = jnp.pad(updates, ((0, 0), (0, -updates.shape[1] % mesh.size)))
+    parts = jax.sharding.PartitionSpec(None, mesh.axis_names[0])
+    return jax.lax.with_sharding_constraint(padded, jax.sharding.NamedSharding(mesh, parts))
+
+
+def _on_devices(
+    aggregator: Aggregator, updates: Array, labels: Array, count: int, mesh: jax.sharding.Mesh | None
+) -> Array:
+    """Returns the aggregates `[K, d]` of updates that lie by coordinate on the devices of a mesh.
+
+    XLA divides distances and sums as the updates lie. Ranks it would make on every device of all coordinates, since
+    they are made block by block: there each device is given its own.
+    """
+    if mesh is None or not isinstance(aggregator, OfCoordinates):
+        return aggregator(updates, labels, count)
+    spec = jax.sharding.PartitionSpec
+    parts = spec(None, mesh.axis_names[0])
+    own = jax.shard_map(
+        lambda updates, labels: aggregator(updates, labels, count),
+        mesh=mesh,
+        in_specs=(parts, spec()),
+        out_specs=parts,
+        check_vma=False,
+    )
+    return own(updates, labels)
+
+
 def _full_start(one: Contribution) -> Params:
     """Returns what a client has received in the place of its values, and 0 where the values are an update already."""
 
@@ -461,7 +496,10 @@ def _update(one: Contribution) -> Params:
 
 
 def _unravel(vector: Array, example: Any) -> Any:
-    """Returns the parts of a vector `[d]` of `tree.ravel` in the structure, shapes and types of an example."""
+    """Returns the parts of a vector `[d]` of `tree.ravel` in the structure, shapes and types of an example.
+
+    Numbers after the last part are dropped.
+    """
     leaves, structure = jax.tree.flatten(example)
     parts, place = [], 0
     for leaf in leaves:

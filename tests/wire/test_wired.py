@@ -1,5 +1,6 @@
 """Wired methods: laws of all methods, loops in float64, and what is refused."""
 
+import dataclasses
 import functools
 
 import jax
@@ -8,12 +9,15 @@ import numpy as np
 import optax
 import pytest
 
+import jaxfl
 from jaxfl import methods, tree
+from jaxfl.cohort import Plan
 from jaxfl.data import conditions
 from jaxfl.methods import METHODS, Row
 from jaxfl.methods.base import Method
 from jaxfl.random import Stream, key_for
 from jaxfl.server import aggregate
+from jaxfl.simulation.footprint import footprint
 from jaxfl.testing import CHECKS
 from jaxfl.testing.small import case_options, federation, full_cohort, linear_task, small_cohort
 from jaxfl.wire import Transform, bfloat16, chain, clip, krum, median, qsgd, random_k, sign, top_k, trimmed_mean, wired
@@ -221,6 +225,25 @@ def test_sums_of_few_clients_are_dropped(key):
         np.testing.assert_array_equal(after[kept], before[kept])
         np.testing.assert_allclose(after[trained], plain[trained], rtol=1e-6)
         assert (after[trained] != before[trained]).any() and (plain[kept] != before[kept]).any()
+
+
+@pytest.mark.rotating
+@pytest.mark.parametrize("aggregator", [median(), krum(0.2)], ids=["median", "krum"])
+def test_no_device_has_the_whole_stack(aggregator, key):
+    """Of 8 clients and 15 numbers each of two devices has 8 of them, padded."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("clients",))
+    method = wired(methods.fedavg(linear_task(), optax.sgd(0.3)), aggregator=aggregator)
+    data, cohort = federation().on_device(mesh), dataclasses.replace(full_cohort(), plan=Plan(chunk=1, mesh=mesh))
+    round = jax.jit(lambda key, state, data: method.round(key, state, data, cohort))
+    program = round.lower(key, method.init(key, data), data).compile().as_text()
+    assert "f32[8,8]" in program and "f32[8,15]" not in program and "f32[8,16]" not in program
+
+
+def test_memory_of_the_stack_is_planned():
+    data = jaxfl.data.load("rotated-digits", num_clients=160, rows_per_client=5)
+    method = methods.fedavg(jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data), optax.sgd(0.1))
+    plain, stacked = (footprint(one, data, plan=Plan(chunk=1)) for one in (method, wired(method, aggregator=median())))
+    assert plain.working < 160 * plain.model < stacked.working
 
 
 def test_a_median_is_not_moved_by_attackers(key):
