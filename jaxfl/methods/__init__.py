@@ -49,6 +49,7 @@ from jaxfl.methods.flhc import flhc as flhc
 from jaxfl.methods.hypcluster import hypcluster as hypcluster
 from jaxfl.methods.ifca import ifca as ifca
 from jaxfl.methods.kfed import kfed as kfed
+from jaxfl.methods.knnper import knnper as knnper
 from jaxfl.methods.lg_fedavg import NO_WIRE as LG_FEDAVG_NO_WIRE
 from jaxfl.methods.lg_fedavg import lg_fedavg as lg_fedavg
 from jaxfl.methods.local import local as local
@@ -151,6 +152,12 @@ PERSONAL: dict[str, Row] = {  # a model for each client, or a part of one
         "a global model that is adapted to a client by one gradient step",
         "Fallah et al., NeurIPS 2020",
         adapts="adaptation_rate",
+    ),
+    "knnper": Row(
+        knnper,
+        "FedAvg, whose predictions are mixed with those of a client's most similar training rows",
+        "Marfoq et al., ICML 2022",
+        small={"capacity": 16},
     ),
     "apfl": Row(apfl, "a mixture of the global model and a personal model", "Deng et al., 2020"),
     "pfedme": Row(

@@ -40,6 +40,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
 from jaxfl.methods.exposure import Seen, server_sees
+from jaxfl.methods.parts.adaptation import random_rows
 from jaxfl.methods.parts.personal import over_rows, personal_info
 from jaxfl.methods.parts.vectors import chosen_leaves
 from jaxfl.random import Stream, key_for
@@ -201,10 +202,7 @@ def mixing(
         count = jnp.where(size > 0, jnp.maximum(count, 1), 0)
         width = most if batch_size is None else min(batch_size, most)
         slots = -(-most // width) * width
-        bits = jax.random.bits(key, (slots,), jnp.uint32) >> 1
-        places = jnp.arange(slots, dtype=jnp.int32)
-        drawn = jnp.argsort(bits | jnp.where(places < size, jnp.uint32(0), jnp.uint32(1) << 31)).astype(jnp.int32)
-        drawn = jnp.where(places < count, drawn, slots)  # padding
+        drawn = random_rows(key, data, client, count, slots)
         gap = jax.tree.map(jnp.subtract, upper, own.upper)
 
         def step(number: Array, carry: tuple[Params, Array]) -> tuple[Params, Array]:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -64,6 +65,22 @@ def adapted(method: Method, adapt: Adapt) -> Method:
         return state, info._replace(cluster=cohort.ids, num_clusters=jnp.int32(data.num_clients))
 
     return method._replace(init=init, round=round, adapt=adapt)
+
+
+def random_rows(key: Key, data: FederatedData, client: Array, count: Array, slots: int) -> Array:
+    """Returns the positions `[slots]` int32 of `count` random training rows of a client; padding follows them.
+
+    Args:
+        key: of the draw.
+        data: the federation.
+        client: its id.
+        count: at most its number of rows.
+        slots: at least `data.train.max_size`.
+    """
+    places = jnp.arange(slots, dtype=jnp.int32)
+    bits = jax.random.bits(key, (slots,), jnp.uint32) >> 1
+    padding = jnp.where(places < data.train.size[client], jnp.uint32(0), jnp.uint32(1) << 31)
+    return jnp.where(places < count, jnp.argsort(bits | padding).astype(jnp.int32), slots)
 
 
 def tuning_epochs(finetune_epochs: int | None, local_epochs: int, *, least: int, remedy: str) -> int:
