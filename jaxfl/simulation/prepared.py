@@ -86,7 +86,8 @@ class Prepared(NamedTuple):
 
         def put(leaf: Any) -> Any:
             if id(leaf) not in there:
-                there[id(leaf)] = tree.placed(leaf, None if self.plan.mesh is None else self.plan.place)
+                spread = isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1  # by an earlier run
+                there[id(leaf)] = tree.placed(leaf, self.plan.place if self.plan.mesh is not None or spread else None)
             return there[id(leaf)]
 
         return [jax.tree.map(put, one) for one in data]

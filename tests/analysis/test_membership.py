@@ -16,6 +16,8 @@ from jaxfl.data import conditions
 from jaxfl.methods.base import clients_to_train
 from tests.messages import mentions
 
+pytestmark = pytest.mark.rotating("function", weeks=3)
+
 
 @pytest.mark.parametrize("decimals", [1, 8])  # many ties, and none
 @pytest.mark.parametrize(("members", "others"), [(3, 50), (400, 150), (1, 1)])
@@ -140,7 +142,6 @@ def test_memorised_rows_are_found():
     assert found.overall().auc > 0.8  # half of the test rows are guessed right, some of them with confidence
 
 
-@pytest.mark.rotating(weeks=4)
 @pytest.mark.parametrize("name", ["perfedavg", "fedem", "stocfl", "fedrep"])
 def test_losses_of_test_rows_are_those_of_the_evaluation(name):
     """The model is adapted, a mixture, of a cluster that was found, or with layers of the client."""
@@ -159,6 +160,21 @@ def test_a_kept_run_with_models_on_the_host_has_the_scores_of_its_result(tmp_pat
         for one, other in zip(found, again, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
     assert len(np.unique(found.cluster)) == 8
+
+
+def test_a_run_on_several_devices_is_analysed_on_one():
+    small = {"num_clients": 8, "rows_per_client": 20, "model": "logistic", "attack": "canary", "attackers": 0.5}
+    analyses = [
+        lambda result: jaxfl.membership(result, references=1).score,
+        lambda result: jaxfl.class_confusion(result).counts,
+        lambda result: jaxfl.audit_canaries(result).score,
+    ]
+    one, two = (
+        jaxfl.run_named("ifca", "rotated-digits", rounds=2, cohort=8, num_clusters=2, devices=devices, **small)
+        for devices in (1, 2)
+    )
+    for analyse in analyses:
+        np.testing.assert_allclose(analyse(one), analyse(two), rtol=1e-4, atol=1e-5)
 
 
 def test_results_that_cannot_be_scored(ran):
