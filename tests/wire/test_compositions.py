@@ -13,6 +13,7 @@ import jaxfl
 from jaxfl import methods, sampling, tree
 from jaxfl.testing.compare import assert_close, assert_equal
 from jaxfl.wire import chain, clip, median, qsgd, top_k, wired
+from tests.messages import mentions
 
 PAGE = Path(__file__).parents[2] / "docs" / "pages" / "howto" / "server-learns.md"
 WIRES = {
@@ -21,6 +22,7 @@ WIRES = {
     "clip": {"channel": clip(0.02)},
     "aggregator": {"aggregator": median()},
     "min_sum": {"min_sum": 3},  # of four clients in two random groups
+    "privacy": {"privacy": jaxfl.Privacy(clip=0.5, noise=0.5)},  # cohorts are then drawn by Poisson sampling
 }
 DATA = {  # options of the federation
     "stragglers": {"stragglers": 0.5},
@@ -32,6 +34,7 @@ SAMPLERS = {"dropouts": lambda: sampling.dropouts(0.5), "availability": lambda: 
 ADAPTERS = "adapters"
 SAME = ("host rows", "devices", "seeds", "resume")  # properties of a run that change no number
 CONDITIONS = [*SAMPLERS, *DATA, ADAPTERS, *SAME]
+REFUSED = {("privacy", "arrivals"): ("noise", "arrive")}
 
 
 @functools.cache
@@ -53,19 +56,21 @@ def method_of(condition):
     return methods.ifca(task, optimizer, num_clusters=2, start="groups", local_epochs=2)
 
 
-def run(method, condition, **given):
-    sampler = SAMPLERS[condition]() if condition in SAMPLERS else sampling.uniform
+def run(method, condition, wire=None, **given):
+    usual = sampling.poisson() if wire == "privacy" else sampling.uniform
+    sampler = SAMPLERS[condition]() if condition in SAMPLERS else usual
     return jaxfl.run(method, federation(condition), **{"rounds": 3, "cohort": 4, "sampler": sampler, **given})
 
 
 @functools.cache
-def plain(condition):
-    return run(method_of(condition), condition)
+def plain(condition, wire):
+    """Returns the run without the wire, which has other cohorts for one with noise."""
+    return run(method_of(condition), condition, wire)
 
 
 @functools.cache
 def alone(wire):
-    return run(wired(method_of("alone"), **WIRES[wire]), "alone")
+    return run(wired(method_of("alone"), **WIRES[wire]), "alone", wire)
 
 
 def without_memory(state):
@@ -77,11 +82,18 @@ def without_memory(state):
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_wire_acts_under_a_condition(wire, condition):
     """The run is another one than without the wire, learns finite models, and its bytes are those of the code."""
-    found, other = run(wired(method_of(condition), **WIRES[wire]), condition), plain(condition)
+    if (wire, condition) in REFUSED:
+        with pytest.raises(ValueError, match=mentions(*REFUSED[wire, condition])):
+            run(wired(methods.ifca(method_of(condition).task, optax.sgd(0.1)), **WIRES[wire]), condition)
+        return
+    found = run(wired(method_of(condition), **WIRES[wire]), condition, wire)
+    other = plain(condition, wire if wire == "privacy" else None)
     models, without = (tree.ravel(without_memory(each.state).models) for each in (found, other))
     assert np.isfinite(models).all() and (models != without).any()
     assert 0 < found.summary["micro_accuracy"] < 1
     assert max(found.history.column("smallest_sum")) >= 1
+    if wire == "privacy":
+        assert (found.summary["epsilon"] is None) == (condition in SAMPLERS)
     sent, plain_sent = (each.history.column("bytes_up")[-1] for each in (found, other))
     assert sent < 0.6 * plain_sent if wire in ("compress", "error_feedback") else sent == plain_sent
     assert found.history.column("bytes_down") == other.history.column("bytes_down")
@@ -93,17 +105,17 @@ def test_a_wire_acts_under_a_condition(wire, condition):
 def test_a_wire_is_the_same_however_it_runs(wire, condition, tmp_path):
     method, wanted = wired(method_of("alone"), **WIRES[wire]), alone(wire)
     if condition == "resume":
-        run(method, "alone", rounds=2, checkpoint_dir=tmp_path)
-        found = run(method, "alone", checkpoint_dir=tmp_path, resume=True)
+        run(method, "alone", wire, rounds=2, checkpoint_dir=tmp_path)
+        found = run(method, "alone", wire, checkpoint_dir=tmp_path, resume=True)
         assert_equal(found.state, wanted.state, "a run that goes on is the whole run")
     elif condition == "seeds":
-        found, _ = run(method, "alone", seeds=[0, 1])
+        found, _ = run(method, "alone", wire, seeds=[0, 1])
         assert_close(found.state, wanted.state, "a seed among others is that seed alone")
     elif condition == "devices":
-        found = run(method, "alone", devices=2)
+        found = run(method, "alone", wire, devices=2)
         assert_close(found.state, wanted.state, "two devices compute what one does")
     else:
-        found = run(method, "alone", resident=False)
+        found = run(method, "alone", wire, resident=False)
         models = [without_memory(each.state).models for each in (found, wanted)]
         assert_equal(*models, "rows on the host are the rows on the device")
     assert found.history.column("bytes_up")[-1] == wanted.history.column("bytes_up")[-1]
@@ -114,4 +126,7 @@ def test_the_page_has_the_table_of_these_tests():
     assert table is not None and table[1].split(" | ") == CONDITIONS
     rows = [[cell.strip(" `") for cell in line.strip("|\n").split("|")] for line in table[2].splitlines()]
     assert [name for name, *_ in rows] == list(WIRES)
-    assert {cell for _, *cells in rows for cell in cells} == {"yes"}
+    for name, *cells in rows:
+        for condition, cell in zip(CONDITIONS, cells, strict=True):
+            no_epsilon = name == "privacy" and condition in SAMPLERS
+            assert cell == ("refused" if (name, condition) in REFUSED else "no epsilon" if no_epsilon else "yes")
