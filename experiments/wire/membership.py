@@ -47,8 +47,8 @@ def run(name: str, seed: int) -> list[dict[str, Any]]:
     """Returns the risk and the accuracy of each group's clients after a run."""
     data = federation(seed)
     task = jaxfl.classification(jaxfl.models.MLP(hidden=(64,), num_classes=10), data)
-    every = {"rounds": ROUNDS, "eval_every": ROUNDS, "cohort": data.num_clients}
-    result = jaxfl.run(method_of(name, task), data, seed=seed, **every)
+    method, everybody = method_of(name, task), data.num_clients
+    result = jaxfl.run(method, data, seed=seed, rounds=ROUNDS, eval_every=ROUNDS, cohort=everybody)
     group, cluster = np.asarray(data.group), result.evaluation.cluster
     references = min(3, len(np.unique(cluster)) - 1)
     rows = []

@@ -16,13 +16,14 @@ counted. `jaxfl.testing` checks a declaration, see `check_server_sees`.
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, ParamSpec, get_args
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args
 
 from jaxfl.schema import function_options
 
 ServerSees = Literal["nothing", "sums", "numbers", "representations", "updates", "data", "unknown"]
 LEVELS = get_args(ServerSees)
 P = ParamSpec("P")
+M = TypeVar("M")
 
 
 class Seen(NamedTuple):
@@ -55,7 +56,7 @@ class Seen(NamedTuple):
 
 def server_sees(
     *seen: Seen, presets: Mapping[str, Mapping[str, Any]] | None = None
-) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
+) -> Callable[[Callable[P, M]], Callable[P, M]]:
     """Returns a decorator of factories: their methods have the level in `Method.server_sees`, unless they have one.
 
     Args:
@@ -70,10 +71,10 @@ def server_sees(
     ('sums', 'updates')
     """
 
-    def decorate(factory: Callable[P, Any]) -> Callable[P, Any]:
+    def decorate(factory: Callable[P, M]) -> Callable[P, M]:
         @functools.wraps(factory)
-        def make(*args: P.args, **options: P.kwargs) -> Any:
-            method = factory(*args, **options)
+        def make(*args: P.args, **options: P.kwargs) -> M:
+            method: Any = factory(*args, **options)
             level = seen_with(make, options).level
             return method._replace(server_sees=level) if method.server_sees is None else method
 

@@ -202,7 +202,9 @@ def check_error(channel: Transform | None, lengths: Sequence[int]) -> None:
         channel: of the clients; None is refused elsewhere.
         lengths: numbers of the messages of a round.
     """
-    for numbers in lengths if channel is not None else ():
+    if channel is None:
+        return
+    for numbers in lengths:
         if (error := channel.error(numbers)) >= 1:
             raise ValueError(
                 f"error_feedback must be False with a channel whose squared error may be {error:.3g} times that of a "
@@ -282,8 +284,8 @@ class _RoundWire:
             shared, key = given  # an argument: devices refuse values of a trace that they do not get as one
             held = None
             if memory is not None:
-                (mine, held), *rows = rows
-                rows = rows if own is None else [mine, *rows]
+                (mine, held), *given_rows = rows
+                rows = tuple(given_rows) if own is None else (mine, *given_rows)
             sums, kept, *row = fn(shared, client, *rows)
             many, structure = jax.tree.flatten(sums, is_leaf=aggregate.is_contribution)
             members = [_memberships(one) for one in many]

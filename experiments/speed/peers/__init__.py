@@ -83,7 +83,7 @@ class Peer:
         (folder / "work.json").write_text(json.dumps(work))
         layers = by_layer(model).items()
         parameters = {f"{layer}/{part}": array for layer, parts in layers for part, array in parts.items()}
-        np.savez(folder / "arrays.npz", x=x, y=y, **parameters)
+        np.savez(folder / "arrays.npz", allow_pickle=False, x=x, y=y, **parameters)
         command = [python_of(name, environments), str(HERE / f"{name}_side.py"), str(folder)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.versions: dict[str, str] = self._answer()["versions"]

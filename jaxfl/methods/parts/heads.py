@@ -88,11 +88,9 @@ def find_head(task: Task, method: str) -> Head:
     (kernel, (width, classes)), bias = kernels[0], biases[0] if biases else None
     head = Head(kernel, bias, width, classes)
     if task.rows is not None:
-        rows = Batch(
-            jax.ShapeDtypeStruct((2, *task.rows.inputs), jnp.result_type(float)),
-            jax.ShapeDtypeStruct((2,), jnp.int32),
-            jax.ShapeDtypeStruct((2,), bool),
-        )
+        types: list[Any] = [((2, *task.rows.inputs), jnp.result_type(float)), ((2,), jnp.int32), ((2,), bool)]
+        shapes: list[Any] = [jax.ShapeDtypeStruct(*one) for one in types]
+        rows = Batch(*shapes)
         names = tree.names(model)
         places = names.index(kernel), None if bias is None else names.index(bias)
         if not is_last_layer(task.outputs, model, rows, *places):
