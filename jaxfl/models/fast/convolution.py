@@ -263,15 +263,15 @@ def as_squares(inputs: Array, kernel: Array, padding: PaddingPairs) -> Array:
     >>> as_squares(jnp.ones((1, 4, 5, 1)), jnp.ones((3, 3, 1, 2)), ((0, 0), (0, 0)))[0, :, :, 0].round(5).tolist()
     [[9.0, 9.0, 9.0], [9.0, 9.0, 9.0]]
     """
-    return _squares_product(inputs, kernel, padding, transposed=False)
+    return _squares_product(inputs, kernel, tuple(map(tuple, padding)), transposed=False)
 
 
 def _squares_gradients(padding: PaddingPairs, saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
     """Returns the gradients of inputs and kernel from that of the outputs."""
     inputs, kernel = saved
-    rest = [(2 - before, 2 - behind) for before, behind in padding]
+    rest = tuple((2 - before, 2 - behind) for before, behind in padding)
     by_input = _squares_product(gradient, kernel[::-1, ::-1], rest, transposed=True)
-    return by_input, _squares_kernel_gradient(inputs, gradient, padding)
+    return by_input, _squares_kernel_gradient(inputs, gradient, tuple(map(tuple, padding)))
 
 
 as_squares.defvjp(
@@ -279,6 +279,8 @@ as_squares.defvjp(
 )
 
 
+# Equal convolutions are traced and lowered once.
+@functools.partial(jax.jit, static_argnames=("padding", "transposed"))
 def _squares_product(inputs: Array, kernel: Array, padding: PaddingPairs, *, transposed: bool) -> Array:
     """Returns the convolution by squares; `transposed` takes the kernel's outputs `[3, 3, ci, co]` as its inputs."""
     sides = _output_sides(inputs.shape, kernel.shape, padding)
@@ -302,6 +304,7 @@ def _squares_product(inputs: Array, kernel: Array, padding: PaddingPairs, *, tra
     return outputs.reshape(len(inputs), *outputs.shape[2:])
 
 
+@functools.partial(jax.jit, static_argnames="padding")
 def _squares_kernel_gradient(inputs: Array, gradient: Array, padding: PaddingPairs) -> Array:
     """Returns the gradient of the kernel from that of the outputs, `[B, H', W', co]`."""
     sides = gradient.shape[1:3]
@@ -359,7 +362,11 @@ def _neighbours(inputs: Array, axis: int, side: int) -> list[Array]:
 def _sums(matrix: np.ndarray, parts: Sequence[Array], axis: int) -> Array:
     """Returns the sums of some arrays that the rows of a matrix say, along a new axis."""
     terms = [
-        [part * jnp.asarray(factor, part.dtype) for factor, part in zip(row, parts, strict=True) if factor]
+        [
+            part if factor == 1 else part * jnp.asarray(factor, part.dtype)
+            for factor, part in zip(row, parts, strict=True)
+            if factor
+        ]
         for row in matrix
     ]
     return jnp.stack([functools.reduce(jnp.add, row) for row in terms], axis)
