@@ -1,12 +1,14 @@
 """Systems that lack what others have: names of the standard library, signals, and folders that can be opened."""
 
+import ctypes
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from jaxfl.operating_system import flush_folder, module_command, peak_memory, signal_numbers
+from jaxfl.operating_system import flush_folder, module_command, peak_memory, return_freed_memory, signal_numbers
 
 # What Windows has not, and a system without any kind of file lock.
 LACKING = """
@@ -54,6 +56,21 @@ def test_what_is_lacking_has_a_fallback():
     code += "print(peak_memory(), signal_descriptor(), signal_numbers('SIGINT', 'SIGHUP'), flush_folder(Path('.')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "0 None (<Signals.SIGINT: 2>,) None\n", done.stderr
+
+
+@pytest.mark.parametrize("library", [{}, None, "glibc"])
+def test_freed_memory_is_returned_where_the_c_library_can(library, monkeypatch):
+    """Another C library lacks the function, and Windows has no library without a name."""
+    calls = []
+
+    def load(name):
+        if library is None:
+            raise TypeError(f"bad argument type {name!r}")
+        return SimpleNamespace(**({"malloc_trim": calls.append} if library else {}))
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    return_freed_memory()
+    assert calls == ([0] if library == "glibc" else [])
 
 
 def test_where_nothing_is_lacking(tmp_path):

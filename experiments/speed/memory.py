@@ -9,7 +9,6 @@ full-batch step, two rounds and an evaluation.
 """
 
 import argparse
-import ctypes
 import gc
 import json
 import subprocess
@@ -24,6 +23,7 @@ import optax
 import jaxfl
 from experiments.speed import measure
 from jaxfl.methods import METHODS, Method
+from jaxfl.operating_system import return_freed_memory
 from jaxfl.simulation.program import peak_bytes
 
 CLIENTS, ROWS, COHORT, ROUNDS = 24, 40, 8, 2
@@ -59,7 +59,7 @@ def measured(name: str, hidden: int) -> dict[str, Any]:
     if on_host := jax.default_backend() == "cpu":
         run()
         gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)  # memory that was freed would be taken again, and not be seen
+        return_freed_memory()  # memory that was freed would be taken again, and not be seen
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     before = resident() if on_host else 0
     run()

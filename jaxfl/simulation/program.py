@@ -26,7 +26,7 @@ from jaxfl.cohort import Cohort, Plan, default_mesh
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Info, Method
 from jaxfl.methods.hyperparameters import hyperparameters_of
-from jaxfl.operating_system import peak_memory
+from jaxfl.operating_system import peak_memory, return_freed_memory
 from jaxfl.sampling import Sampler
 from jaxfl.simulation.processes import least
 from jaxfl.typing import Array, Key
@@ -300,6 +300,7 @@ def compile_rounds(
             if one is not None:
                 one()
         compiled = compiling.result()
+    return_freed_memory()
     held, available = plan.copies * tree.num_bytes(state), least(available_bytes())
     needed = held + plan.copies * program_bytes(compiled)
     if available is None or needed <= available:
