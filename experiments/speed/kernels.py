@@ -7,9 +7,11 @@ them: 3 microseconds for a kernel, or its bytes at 2.5 TB/s where those take lon
 trying (which form of a product is the fastest) are not made. An estimate is no measurement.
 
     python -m experiments.speed.kernels --network 32 --seeds 1 5 --out FILE    # needs pip install -e '.[cuda]', no GPU
+    python -m experiments.speed.kernels --works w3-logistic w9-10 --seeds 1    # of workloads, all clients side by side
 """
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -122,8 +124,15 @@ def _moved(line: Line, program: dict[str, list[Line]], shapes: dict[str, str]) -
     return total
 
 
-def compiled(method: str, hidden: Sequence[int], seeds: int) -> str:
-    """Returns the program of rounds, compiled for an H100 that is not there."""
+def compiled(work: str | None, method: str, hidden: Sequence[int], seeds: int) -> str:
+    """Returns the program of rounds, compiled for an H100 that is not there.
+
+    Args:
+        work: a workload of `rounds.py`, whose clients all take part side by side; None for a cohort of dense networks.
+        method: by name; of a workload its own is taken.
+        hidden: widths of the dense network's hidden layers.
+        seeds: that one program trains.
+    """
     os.environ |= {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "JAX_PLATFORMS": "cpu"}
     os.environ["XLA_FLAGS"] = "--xla_gpu_autotune_level=0"
     import jax
@@ -152,16 +161,23 @@ def compiled(method: str, hidden: Sequence[int], seeds: int) -> str:
 
         return jax.tree.map(shape, values)
 
-    data = prototypes(CLIENTS, ROWS, (28, 28), 10)
-    task = jaxfl.classification(jaxfl.models.MLP(tuple(hidden), 10), data)
-    made = jaxfl.methods.METHODS[method].factory(task, optax.sgd(0.1), local_epochs=1, batch_size=BATCH)
+    if work is not None:
+        from experiments.speed.rounds import Comparison, federation
+
+        one = Comparison(work, None, None)
+        data, cohort = federation(one.work, one.clients), one.clients
+        made = one.method(one.network, data, one.work.epochs, one.work.batch_size)
+    else:
+        data, cohort = prototypes(CLIENTS, ROWS, (28, 28), 10), COHORT
+        task = jaxfl.classification(jaxfl.models.MLP(tuple(hidden), 10), data)
+        made = jaxfl.methods.METHODS[method].factory(task, optax.sgd(0.1), local_epochs=1, batch_size=BATCH)
     key = jax.random.key(0)
     state = jax.eval_shape(made.init, key, data)
     lanes, first = (Lanes(None, seeds, (False,) * len(jax.tree.leaves(data))), (seeds,)) if seeds > 1 else (None, ())
     jax.default_backend = lambda: "gpu"  # what jaxfl chooses by it
     try:
         data = data.in_programs()
-        rounds = program._rounds(made, COHORT, Plan(chunk=COHORT), 64, sampling.uniform, lanes, program.shapes_of(data))
+        rounds = program._rounds(made, cohort, Plan(chunk=cohort), 64, sampling.uniform, lanes, program.shapes_of(data))
         shapes = there(key, *first), there(state, *first), there(data), there(np.int32(1))
         return rounds.lower(*shapes, lowering_platforms=("cuda",)).compile().as_text()
     finally:
@@ -171,21 +187,23 @@ def compiled(method: str, hidden: Sequence[int], seeds: int) -> str:
 def main() -> None:
     """Compiles, and prints what is run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--works", nargs="+", default=[None], help="workloads, in place of a method and a network")
     parser.add_argument("--method", default="fedavg")
     parser.add_argument("--network", type=int, nargs="*", default=[200], help="widths of the hidden layers")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 5], help="trained together, a program for each")
     parser.add_argument("--out", type=Path, help="appends a JSON line for each program")
     given = parser.parse_args()
-    for seeds in given.seeds:
-        found = list(loops(compiled(given.method, given.network, seeds)))
+    for work, seeds in itertools.product(given.works, given.seeds):
+        found = list(loops(compiled(work, given.method, given.network, seeds)))
         for loop in found:
             looks = ", the host looks" if loop.looks else ""
-            print(f"{seeds} seeds, {loop.name}: {loop.kernels} kernels, {loop.megabytes:.1f} MB, "
+            what = f"{work or given.method}, {seeds} seeds, {loop.name}"
+            print(f"{what}: {loop.kernels} kernels, {loop.megabytes:.1f} MB, "
                   f"about {loop.microseconds:.0f} microseconds{looks}")  # fmt: skip
         if given.out:
-            line = {"method": given.method, "network": given.network, "seeds": seeds}
+            named = {"method": given.method, "network": given.network} if work is None else {"work": work}
             with given.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line | {"loops": [loop._asdict() for loop in found]}) + "\n")
+                file.write(json.dumps({**named, "seeds": seeds, "loops": [loop._asdict() for loop in found]}) + "\n")
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from flax import linen as nn
 import jaxfl
 from experiments.speed import measure, networks, ours, peers
 from jaxfl.data.synthetic import prototypes
+from jaxfl.methods import Method
 from jaxfl.simulation.program import peak_bytes
 
 ROTATIONS = 4
@@ -310,13 +311,14 @@ class Comparison:
     Args:
         name: a key of `WORKS`.
         clients: of a round; None for the work's own number.
-        options: of the command line.
+        options: of the command line; None for those of a method alone.
     """
 
     def __init__(self, name: str, clients: int | None, options: Any):
         self.work, self._options = WORKS[name], options
         self.clients = clients or self.work.clients
-        self.network, self.base = self.work.network(options.hidden or self.work.hidden), {}
+        self._hidden = (options and options.hidden) or self.work.hidden
+        self.network, self.base = self.work.network(self._hidden), {}
         if self.work.rank:
             example = jnp.zeros((1, *self.work.shape))
             self.base = jax.jit(self.network.init)(jax.random.key(0), example)["params"]
@@ -332,18 +334,22 @@ class Comparison:
         """Returns whether the rows of a batch depend on a shuffle."""
         return self._batch() < self.work.rows
 
-    def rounds(self, network: Any, data: Any, epochs: int, batch_size: int | None) -> ours.Rounds:
-        """Returns jaxfl's rounds with a network."""
+    def method(self, network: Any, data: Any, epochs: int, batch_size: int | None) -> Method:
+        """Returns jaxfl's method with a network."""
         work, given = self.work, {"local_epochs": epochs, "batch_size": batch_size}
         given |= {"num_clusters": work.models} if work.models > 1 else {}
         task = (jaxfl.next_token if work.tokens else jaxfl.classification)(network, data)
-        method = getattr(jaxfl.methods, work.method)(task, optax.sgd(work.learning_rate), **given)
-        return ours.Rounds(method, data, chunk=self._options.chunk, choosing=work.method == "ifca")
+        return getattr(jaxfl.methods, work.method)(task, optax.sgd(work.learning_rate), **given)
+
+    def rounds(self, network: Any, data: Any, epochs: int, batch_size: int | None) -> ours.Rounds:
+        """Returns jaxfl's rounds with a network."""
+        method = self.method(network, data, epochs, batch_size)
+        return ours.Rounds(method, data, chunk=self._options.chunk, choosing=self.work.method == "ifca")
 
     def own_rounds(self, rounds: ours.Rounds, data: Any, epochs: int, batch_size: int | None) -> ours.Rounds:
         """Returns jaxfl's rounds with the network as somebody else would write it, from the same parameters."""
         assert self.work.own is not None
-        own = self.rounds(self.work.own(self._options.hidden or self.work.hidden), data, epochs, batch_size)
+        own = self.rounds(self.work.own(self._hidden), data, epochs, batch_size)
         leaves = [jnp.copy(leaf) for leaf in jax.tree.leaves(rounds.state)]
         own.state = jax.tree.unflatten(jax.tree.structure(own.state), leaves)
         return own
@@ -374,7 +380,7 @@ def compare(name: str, clients: int | None, names: Sequence[str], options: Any) 
         data = federation(work, clients)
         rounds = one.rounds(one.network, data, epochs, batch_size)
         sides = [rounds.side()]
-        if work.own is not None:
+        if work.own is not None and not options.no_own:
             sides.append(one.own_rounds(rounds, data, epochs, batch_size).side()._replace(name="own network"))
         started = [stack.enter_context(peer) for peer in one.peer_processes(names, rounds, data, epochs, batch_size)]
         versions = {key: value for peer in started for key, value in peer.versions.items()}
@@ -423,6 +429,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--hidden", type=int, help="width of the hidden dense layer, if not the workload's own")
     parser.add_argument("--environments", type=Path, help="folder of the peers' environments, see peers/__init__.py")
     parser.add_argument("--cores", type=int, help="devices that jaxfl makes of the CPU's cores; all if not given")
+    parser.add_argument("--no-own", action="store_true", help="without the network as somebody else would write it")
     parser.add_argument("--memory", action="store_true", help="measure what the sides of one work hold at most")
     options = parser.parse_args(arguments)
     jaxfl.use_cores(options.cores)
