@@ -11,12 +11,13 @@ import pytest
 
 import jaxfl
 from jaxfl import methods
+from jaxfl.cohort import Plan
 from jaxfl.data import conditions
 from jaxfl.data.clients import Attack
 from jaxfl.methods import METHODS, Row
 from jaxfl.methods.base import Method
 from jaxfl.testing import CHECKS
-from jaxfl.testing.small import federation, full_cohort, linear_task
+from jaxfl.testing.small import case_options, federation, full_cohort, linear_task
 from jaxfl.wire import bfloat16, clip, geometric_median, median, multi_krum, norm_bound, random_k, trimmed_mean, wired
 from jaxfl.wire.attacks import FORGERIES, Collusion, collusion_of
 from jaxfl.wire.wired import attacked
@@ -298,6 +299,27 @@ def test_a_backdoor_succeeds_on_the_rows_of_honest_clients(kind):
     assert rate > 0.5
     np.testing.assert_allclose(result.summary["attack_success_rate"], rate, atol=1e-3)
     assert result.history.column("attack_success_rate")[-1] == result.summary["attack_success_rate"]
+
+
+@pytest.mark.rotating
+@pytest.mark.parametrize("name", [name for name, row in METHODS.items() if not row.no_wire])
+def test_every_method_with_a_wire_is_attacked_or_says_why_not(name, key):
+    """Traced, and not compiled; on two devices, whose part of the updates is padded."""
+    row = METHODS[name]
+    method = row.factory(linear_task(), optax.sgd(0.3), **case_options(row))
+    data = conditions.attack(federation(), "minmax", (2, 6))
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("clients",))
+    cohort = dataclasses.replace(full_cohort(), plan=Plan(chunk=1, mesh=mesh))
+    state = jax.eval_shape(method.init, key, data)
+    if name == "fedsoft":
+        with pytest.raises(ValueError, match=mentions("attack", name)):
+            jax.eval_shape(attacked(method), key, state, data, cohort)
+        return
+    after, info = jax.eval_shape(attacked(method), key, state, data, cohort)
+    assert info.extra["smallest_sum"].dtype == jnp.int32
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), after) == jax.tree.map(
+        lambda leaf: (leaf.shape, leaf.dtype), state
+    )
 
 
 @pytest.mark.parametrize("name", ["local", "fedamp", "robust", "fednova", "lg_fedavg"])
