@@ -11,6 +11,7 @@ import pytest
 
 import jaxfl
 from jaxfl import methods
+from jaxfl.cli.tables.runs import results_table
 from jaxfl.cohort import Plan
 from jaxfl.data import conditions
 from jaxfl.data.clients import Attack
@@ -299,6 +300,8 @@ def test_a_backdoor_succeeds_on_the_rows_of_honest_clients(kind):
     assert rate > 0.5
     np.testing.assert_allclose(result.summary["attack_success_rate"], rate, atol=1e-3)
     assert result.history.column("attack_success_rate")[-1] == result.summary["attack_success_rate"]
+    _, head, (cells,), _ = results_table([result.summary | {"attack_success_rate": 0.0}], None)
+    assert dict(zip(head, cells, strict=True))["attack success"] == "0.0000" and "diverged" not in head
 
 
 @pytest.mark.rotating

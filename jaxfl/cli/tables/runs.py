@@ -191,10 +191,11 @@ def result_row(run: dict[str, Any]) -> tuple[list[str], list[str]]:
 def _shown_columns(runs: Sequence[dict[str, Any]]) -> dict[str, tuple[Any, ...]]:
     """Returns key, factor and format of the columns that are shown for these runs."""
     columns = {name: (key.format(main_metric(runs[0])), *how) for name, (key, *how) in RESULT_COLUMNS.items()}
+    nothing = {name: (None, 0) if name == "diverged" else (None,) for name in OPTIONAL_COLUMNS}  # without a column
     return {
         name: how
         for name, how in columns.items()
-        if name not in OPTIONAL_COLUMNS or any(run.get(how[0]) for run in runs)
+        if name not in nothing or any(run.get(how[0]) not in nothing[name] for run in runs)
     }
 
 
