@@ -136,7 +136,7 @@ def clove(
         lowest = jnp.argmin(losses, 1).astype(jnp.int32)
         known = jnp.isfinite(state.centroids).all(1)
         away = jnp.where(known[:, None], state.centroids, 0)
-        points = _points(losses, vectors)
+        points = clustering_points(losses, vectors)
         distances = jnp.where(known[None], kmeans.squared_distances(points, away), jnp.inf)
         return jnp.where(state.clustered, jnp.argmin(distances, 1).astype(jnp.int32), lowest)
 
@@ -148,7 +148,9 @@ def clove(
         able = cohort.mask & answers(data, cohort, losses)
         # by id, and not by index in the cohort: its order must not decide which seeds are drawn
         ids, count = jnp.where(able, cohort.ids, data.num_clients), data.num_clients
-        points = jnp.zeros((count, num_clusters), losses.dtype).at[ids].set(_points(losses, vectors), mode="drop")
+        points = (
+            jnp.zeros((count, num_clusters), losses.dtype).at[ids].set(clustering_points(losses, vectors), mode="drop")
+        )
         costs = jnp.zeros((count, num_clusters), losses.dtype).at[ids].set(losses, mode="drop")
         there = jnp.zeros(count, bool).at[ids].set(True, mode="drop")
         again = key_for(key, Stream.START, round=state.round)
@@ -232,6 +234,6 @@ def clove(
     return Method(init, round, client_params, task, assign, shortfall=shortfall)
 
 
-def _points(losses: Array, vectors: Literal["losses", "roots"]) -> Array:
+def clustering_points(losses: Array, vectors: Literal["losses", "roots"]) -> Array:
     """Returns what k-means compares of loss vectors."""
     return jnp.sqrt(jnp.maximum(losses, 0)) if vectors == "roots" else losses

@@ -53,7 +53,7 @@ WINDOW = 10  # epochs, whose losses say whether the start is over
 
 
 class LocalMixture(NamedTuple):
-    """What a client keeps: trees of the model with None for the lower leaves."""
+    """The upper layers of a client and their weights: trees of the model with None for the lower leaves."""
 
     upper: Params  # u_i
     weights: Params  # W_i

@@ -49,7 +49,7 @@ class Head(NamedTuple):
 
 
 class Features(NamedTuple):
-    """What a network computes for a batch with its head seen apart."""
+    """The value of a function of a network for a batch, with its features and logits."""
 
     value: Any  # of the function: a loss or outputs
     features: Array  # x [B, d]
