@@ -19,7 +19,7 @@ from jaxfl.cli.app import app, main
 from jaxfl.data.sources import SOURCES
 from jaxfl.jobs import job
 from jaxfl.methods import METHODS, Method
-from jaxfl.sampling import cohort_size
+from jaxfl.sampling import cohorts_of
 from jaxfl.settings import options, user_code
 
 ROOT = Path(__file__).parents[2]
@@ -83,11 +83,13 @@ def test_a_job_that_has_used_up_its_time_is_put_into_the_queue_again(status, req
 
 def trace(one, rows, callbacks=(), tools=None):
     """Ends a command in place of its run: all that it needs is made, and a round is traced, but not compiled."""
-    key = jax.random.key(0)
-    state = jax.eval_shape(tools.method.init, key, rows)
-    size, plan = cohort_size(one.cohort, rows), data.Plan()
-    cohort = jax.eval_shape(lambda state: tools.sampler(key, state.round, rows, size, plan), state)
-    jax.eval_shape(tools.method.round, key, state, rows, cohort)
+    key, method = jax.random.key(0), tools.method
+    if method.privacy is not None and method.privacy.privacy.noise is None:
+        method = method.privacy.with_noise(1.0)  # a run finds it
+    state = jax.eval_shape(method.init, key, rows)
+    (sampler, size), plan = cohorts_of(tools.sampler, one.cohort, rows), data.Plan()
+    cohort = jax.eval_shape(lambda state: sampler(key, state.round, rows, size, plan), state)
+    jax.eval_shape(method.round, key, state, rows, cohort)
     sys.exit()
 
 
