@@ -223,12 +223,15 @@ class Line(NamedTuple):
         return {} if all(math.isnan(value) for value in found.values()) else found
 
     def reached(self, target: float, columns: Sequence[str], *, lower: bool = False) -> list[float] | None:
-        """Returns the sum of some columns of the history where each run reaches the target; None if one never does."""
+        """Returns the sum of some columns of the history where each run reaches the target.
+
+        None if one never does, or its record lacks a column.
+        """
         found = []
         for run in self.runs.values():
             known = [one for one in run.history if one.get(self.metric) is not None]
             records = [one for one in known if (one[self.metric] <= target if lower else one[self.metric] >= target)]
-            if not records:
+            if not records or any(records[0].get(name) is None for name in columns):
                 return None
             found.append(float(sum(records[0][name] for name in columns)))
         return found

@@ -3,7 +3,7 @@
 import json
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,7 +109,7 @@ def read_runs(
     for folder in map(user_path, folders):
         # within a run is what the run itself keeps, its best round for example
         histories = sorted(
-            one for one in folder.rglob(HISTORY) if one.parent == folder or not (one.parent.parent / HISTORY).exists()
+            one for one in _histories(folder) if one.parent == folder or not (one.parent.parent / HISTORY).exists()
         )
         ended, found, damaged = [one.parent for one in histories if (one.parent / SUMMARY).exists()], {}, {}
         for path in ended:
@@ -158,6 +158,13 @@ def read_runs(
     for name, same in zip(named, settings.values(), strict=True):
         by_name.setdefault(name, []).extend(same)
     return by_name, sorted(unfinished)
+
+
+def _histories(folder: Path) -> Iterator[Path]:
+    """Yields the histories in a folder and below it, without folders that cannot be read or are removed meanwhile."""
+    for below, _, files in os.walk(folder):
+        if HISTORY in files:
+            yield Path(below, HISTORY)
 
 
 def setting_names(

@@ -185,6 +185,11 @@ def test_costs_are_counted_to_what_all_reach(runs):
     assert early.lines[1].reached(0.46, ("round",)) == [10, 5, 10]
     assert early.table()[2][place : place + 2] == ["8.3", "25.00"]
     assert [row[place] for row in compare(finished.read_runs([runs / "fedavg" / "seed-0"])[0]).table()[1:]] == ["10"]
+    history = runs / "stocfl" / "seed-1" / "history.jsonl"
+    history.write_text(re.sub('"bytes_up": [^,]*', '"bytes_up": null', history.read_text()))
+    assert [row[place + 1] for row in compare(finished.read_runs([runs])[0]).table()[1:]] == ["30.00", "-"]
+    history.write_text(re.sub('"bytes_up": null, ', "", history.read_text()))
+    assert [row[place + 1] for row in compare(finished.read_runs([runs])[0]).table()[1:]] == ["30.00", "-"]
     never = compare(finished.read_runs([runs])[0], target=0.95)
     assert never.table()[1][place : place + 2] == ["-", "-"]
 
@@ -432,6 +437,21 @@ def test_a_bad_folder_is_named_and_ends_no_comparison_of_the_others(runs, name, 
     assert len(compare(settings).table()) == 3
     with pytest.raises(ValueError, match=mentions(path, *message)):
         finished.read_runs([path.parent])
+
+
+def test_a_folder_that_is_removed_meanwhile_ends_no_comparison(runs, monkeypatch):
+    """As by another process of the sweep that is compared."""
+    (runs / "gone" / "seed-0").mkdir(parents=True)
+    scan = os.scandir
+
+    def scan_late(path):
+        if str(path) == str(runs / "gone"):
+            shutil.rmtree(path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scan_late)
+    assert sorted(finished.read_runs([runs])[0]) == ["fedavg", "stocfl"]
+    assert not (runs / "gone").exists()
 
 
 @pytest.mark.parametrize("name", ["summary.json", "config.json", "history.jsonl", "clusters.jsonl"])
