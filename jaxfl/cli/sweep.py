@@ -623,6 +623,12 @@ def _lacking(one: job.Job, html: bool) -> list[str]:
     return [name for name in names if not (one.out / name).is_file() or not (one.out / name).stat().st_size]
 
 
+def _lacks_rounds(one: job.Job) -> bool:
+    """Returns whether the newest checkpoint of a finished run is damaged, and the one before has fewer rounds."""
+    assert one.out is not None
+    return 0 < RunDirectory(one.out).done() < (one.done() or {}).get("rounds", 0)
+
+
 def _has_all_files(one: job.Job, html: bool) -> bool:
     """Returns whether a run is finished, and all its files are there."""
     return one.done() is not None and not _lacking(one, html)
@@ -685,8 +691,8 @@ def _run_missing(jobs: Sequence[job.Job], tools: list[job.Tools], making: Making
     missing = [one for one in jobs if not _is_made(one, html)]
     held: list[job.Job] = []
     most = seeds_per_program(len(jobs))
-    finished = [one for one in missing if one.done() is not None]  # which lack a file
-    others = [one for one in missing if one.done() is None]
+    finished = [one for one in missing if one.done() is not None and not _lacks_rounds(one)]  # which lack a file
+    others = [one for one in missing if one.done() is None or _lacks_rounds(one)]
     # runs that were started before come first
     for some in (finished, *([one for one in others if one.begun() is begun] for begun in (True, False))):
         for first in range(0, len(some), most):

@@ -438,6 +438,21 @@ def test_what_a_full_disk_has_left_out_is_completed(tmp_path, capsys, empty_pict
     assert (cell / "history.jsonl").read_text() == history
 
 
+@pytest.mark.filterwarnings("default:.*checkpoint-before.npz")
+def test_rounds_that_a_damaged_checkpoint_has_lost_are_made_again(tmp_path):
+    """A finished run that lacks a file keeps its numbers, and has not those of the checkpoint before."""
+    words = ["fedavg", *DIGITS, "--out", tmp_path, "--checkpoint-every", "1"]
+    assert sweep(*words) == 0
+    cell = tmp_path / "fedavg" / "seed-0"
+    before = json.loads((cell / "summary.json").read_text())
+    (cell / "checkpoint.npz").write_bytes(b"")
+    (cell / "clients.csv").unlink()
+    assert sweep(*words) == 0
+    now = json.loads((cell / "summary.json").read_text())
+    assert all(now[name] == before[name] for name in ("micro_accuracy", "loss", "rounds", "updates"))
+    assert (cell / "clients.csv").exists()
+
+
 def test_runs_of_another_process_are_skipped_and_returned_to(tmp_path, capsys, empty_pictures, monkeypatch):
     """Be they made meanwhile, or given up."""
     out = tmp_path / "runs"
