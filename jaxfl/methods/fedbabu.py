@@ -34,6 +34,7 @@ from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
 from jaxfl.methods.exposure import Seen, server_sees
 from jaxfl.methods.parts.adaptation import adapted, fine_tuning, tuning_epochs
+from jaxfl.methods.parts.personal import nothing_shared
 from jaxfl.methods.parts.vectors import chosen_leaves
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
@@ -120,7 +121,7 @@ def fedbabu(
     def client_params(state: FedBABUState, ids: Array) -> Params:
         return base.serve_one(tree.combine(state.head, state.body), ids)
 
-    method = Method(init, round, client_params, task)
+    method = Method(init, round, client_params, task, shortfall=nothing_shared(chosen))
     if not epochs:
         return method
     part = {"all": None, "head": chosen, "body": others}[finetune_part]

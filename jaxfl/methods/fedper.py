@@ -25,7 +25,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Info, Method
 from jaxfl.methods.exposure import Seen, server_sees
-from jaxfl.methods.parts.personal import over_rows, personal_info
+from jaxfl.methods.parts.personal import nothing_shared, over_rows, personal_info
 from jaxfl.methods.parts.vectors import chosen_leaves
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
@@ -128,4 +128,4 @@ def partial_averaging(
     def client_params(state: FedPerState, ids: Array) -> Params:
         return tree.combine(tree.take(state.heads, ids), tree.repeat(state.base, ids.shape[0]))
 
-    return Method(init, round, client_params, task, per_client="heads")
+    return Method(init, round, client_params, task, per_client="heads", shortfall=nothing_shared(chosen))

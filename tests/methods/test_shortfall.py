@@ -103,6 +103,7 @@ CASES = [
     ("layercfl", {}, {"round": 30, "trained": FEW}, ("5 of 8", "rounds")),
     ("adacfl", {}, {"round": 30, "trained": FEW}, ("5 of 8", "rounds")),
     ("hypcluster", {}, {"round": 20}, ("warmup_rounds", 20)),
+    *[(name, {}, {}, ("personal", "share nothing", "model=mlp")) for name in ("fedper", "fedrep", "fedbabu")],
     ("feddrift", {"slots": 2}, {"round": 10}, ("rounds_per_step", 10)),
     ("feddrift", {"slots": 2}, {"round": 11, "step": 1}, ("third", "rounds_per_step", 10, 11)),
     ("feddrift", {"slots": 2}, {"round": 21, "step": 2}, ("one model", "threshold", 0.1, 'start="own"')),

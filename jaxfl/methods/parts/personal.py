@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from jaxfl import tree
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_owners
-from jaxfl.methods.base import Info, info
+from jaxfl.methods.base import Info, Shortfall, info
 from jaxfl.typing import Array, Params
 
 # (shared, client, row) -> (sums, row, loss, finite)
@@ -63,6 +64,20 @@ def personal_info(passed: RowsPass, cohort: Cohort, num_clients: int, exchanged:
     """Returns the `Info` of a pass where each client is a cluster; a client sends and receives `exchanged`."""
     diverged, size = passed.diverged, exchanged
     return info(cohort, passed.loss, cohort.ids, num_clusters=num_clients, diverged=diverged, up=size, down=size)
+
+
+def nothing_shared(chosen: Params) -> Shortfall | None:
+    """Returns the `Method.shortfall` of a network that is all personal, such as one of a single layer; else None.
+
+    Args:
+        chosen: bool for every leaf of the model: whether it is personal.
+    """
+    if not all(jax.tree.leaves(chosen)):
+        return None
+    return lambda state, data, participation: (
+        "Every parameter of the network is personal, so that clients share nothing that is trained: take a network of "
+        "several layers (model=mlp), or choose fewer by personal."
+    )
 
 
 def mark_trained(trained: Array, passed: RowsPass, data: FederatedData, cohort: Cohort) -> Array:
