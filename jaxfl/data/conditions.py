@@ -44,7 +44,7 @@ from jaxfl.data.labels import check_classes
 from jaxfl.data.partition.parts import check_numbers
 from jaxfl.files import user_path
 from jaxfl.random import host_rng
-from jaxfl.schema import check_name, checked
+from jaxfl.schema import check_name, checked, quoted
 
 AttackKind = Literal[
     "label-flip", "sign-flip", "gaussian", "backdoor", "alie", "ipm", "mimic", "same", "minmax", "replace", "canary"
@@ -254,10 +254,10 @@ def _numbers_of_file(file: str) -> list[int]:
         raise FileNotFoundError(
             f"attackers must be a share, client numbers, group:NAME or a file with numbers, got {file!r}: no such file."
         )
-    words = path.read_text(encoding="utf-8").replace(",", " ").split()
-    wrong = [word for word in words if not word.isdecimal()]
+    # with the mark that some editors put before the first word; what is no text is no number
+    words = path.read_text(encoding="utf-8-sig", errors="replace").replace(",", " ").split()
+    wrong = [word for word in words if not (word.isdecimal() and len(word) < 10)]
     if wrong or not words:
-        raise ValueError(
-            f"attackers must be a file with client numbers, got {wrong[0] if wrong else 'none'!r} in {file}."
-        )
+        got = quoted(wrong[0]) if wrong else "none"
+        raise ValueError(f"attackers must be a file with client numbers, got {got} in {file}.")
     return [int(word) for word in words]

@@ -143,7 +143,9 @@ def _check_finite_targets(labels: np.ndarray) -> None:
 
 
 def check_num_classes(name: str, num_classes: int) -> None:
-    """Raises ValueError if there are more classes than a network can have outputs."""
+    """Raises ValueError if there are no classes, or more than a network can have outputs."""
+    if num_classes < 1:
+        raise ValueError(f"{name} must be at least 1, got {num_classes}.")
     if num_classes > MAX_CLASSES:
         raise ValueError(
             f"{name} must be at most {MAX_CLASSES}, got {num_classes}; number the classes without gaps by "

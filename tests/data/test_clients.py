@@ -103,6 +103,7 @@ def test_shared_split_stores_a_part_once():
         ({"labels": np.full((12, 3), 3)}, ("(12, 3)", "(12, 5, 5, 2)")),
         ({"labels": np.full((12, 5), -2)}, ("0..3", -2, -1, "row 0")),
         ({"num_classes": None}, ("num_classes", "given")),
+        ({"num_classes": -3}, ("num_classes", 1, -3)),
         (
             {"labels": LABELS / 7, "num_classes": None, "label_shift": np.arange(4)},
             ("label_shift", "classes", "float32"),

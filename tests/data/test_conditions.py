@@ -77,9 +77,12 @@ def test_who_attacks_may_be_chosen(tmp_path):
         conditions.attack(replace(data, group=0 * data.group), "alie", "group:0")
     with pytest.raises(FileNotFoundError, match=mentions("attackers", "nowhere.txt")):
         conditions.attack(data, "alie", "nowhere.txt")
-    (tmp_path / "who.txt").write_text("3 -1")
-    with pytest.raises(ValueError, match=mentions("attackers", "-1")):
-        conditions.attack(DATA, "alie", file)
+    (tmp_path / "who.txt").write_text("\ufeff3\n7")  # as some editors begin a file
+    assert attackers(conditions.attack(DATA, "ipm", file)) == [3, 7]
+    for content, word in {b"3 -1": "-1", b"3 99999999999999999999": 10**20 - 1, b"\x9b\xff": "\ufffd\ufffd"}.items():
+        (tmp_path / "who.txt").write_bytes(content)
+        with pytest.raises(ValueError, match=mentions("attackers", word, "who.txt")):
+            conditions.attack(DATA, "alie", file)
 
 
 def test_nobody_is_no_condition():

@@ -124,3 +124,5 @@ def test_a_client_whose_fine_tuning_diverges_is_served_the_model_and_counted(key
 def test_refusals(name):
     with pytest.raises(ValueError, match=mentions("finetune_epochs", 0)):
         getattr(methods, name)(TASK, optax.sgd(RATE), finetune_epochs=0)
+    with pytest.raises(ValueError, match=mentions("local_epochs", 0)):  # what is given, not what follows from it
+        getattr(methods, name)(TASK, optax.sgd(RATE), local_epochs=0)

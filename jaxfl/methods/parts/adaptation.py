@@ -84,15 +84,16 @@ def random_rows(key: Key, data: FederatedData, client: Array, count: Array, slot
 
 
 def tuning_epochs(finetune_epochs: int | None, local_epochs: int, *, least: int, remedy: str) -> int:
-    """Returns the epochs of fine-tuning: `finetune_epochs`, or `local_epochs` for None.
+    """Returns the epochs of fine-tuning: `finetune_epochs`, or `local_epochs` for None, which rounds check.
 
     Raises:
-        ValueError: they are fewer than `least`.
+        ValueError: `finetune_epochs` are fewer than `least`.
 
     >>> tuning_epochs(None, 5, least=1, remedy="")
     5
     """
-    epochs = local_epochs if finetune_epochs is None else finetune_epochs
-    if epochs < least:
-        raise ValueError(f"finetune_epochs must be at least {least}, got {epochs}; {remedy}.")
-    return epochs
+    if finetune_epochs is None:
+        return local_epochs
+    if finetune_epochs < least:
+        raise ValueError(f"finetune_epochs must be at least {least}, got {finetune_epochs}; {remedy}.")
+    return finetune_epochs
