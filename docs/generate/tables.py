@@ -8,7 +8,6 @@ from docs import lessons
 from docs.generate import (
     accelerators,
     advice,
-    audits,
     examples,
     leaderboard,
     methods,
@@ -16,6 +15,7 @@ from docs.generate import (
     reliability,
     results,
     speed,
+    wire,
 )
 from experiments.leaderboard.federations import FEDERATIONS
 from jaxfl.bench import AXES
@@ -50,8 +50,8 @@ TABLES = {
     **{f"leaderboard {on.name}": functools.partial(leaderboard.cells, on.name) for on in FEDERATIONS},
     **{f"lesson {name}": functools.partial(lessons.table, name) for name in lessons.COMMANDS},
     "machine": accelerators.machine,
-    "membership": audits.membership,
-    "membership references": audits.references,
+    "membership": wire.membership,
+    "membership references": wire.references,
     "memory": speed.memory,
     "methods": methods.by_kind,
     "more": speed.more,
@@ -62,6 +62,9 @@ TABLES = {
     "scaling machine": speed.scaling_machine,
     "table 1": papers.table_1,
     "vmap": speed.vmap,
+    "wire attacks": wire.robustness,
+    "wire compression": wire.bandwidth,
+    "wire privacy": wire.privacy_cost,
     **{f"scaling {over}": functools.partial(speed.scaling, over) for over in AXES},
 }
 PLACE = re.compile(r"(<!-- made: (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)

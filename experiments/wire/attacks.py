@@ -5,16 +5,18 @@
 keeps every run in `results/attacks.jsonl`; a run that is there is not made again.
 """
 
+from typing import Any
+
 from experiments.wire.grid import DATA, TRAINING, Setting, command
 
-METHODS = {
+METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "ifca": {"num_clusters": 4},
     "ditto": {},
     "stocfl": {"threshold": 0.5},
 }
 AGGREGATORS = ("mean", "median", "trimmed:0.3", "multikrum:0.3", "geomedian")
-ATTACKS = {
+ATTACKS: dict[str, dict[str, Any]] = {
     "none": {},
     "sign-flip": {"attack": "sign-flip", "attackers": 0.2, "attack_scale": 4.0},
     "alie": {"attack": "alie", "attackers": 0.2},

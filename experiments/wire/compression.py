@@ -1,13 +1,15 @@
-"""Bytes until a method has nine tenths of its best accuracy, with updates that are sent in four codes.
+"""Bytes until a method has nine tenths of its best accuracy, with updates in four codes, and with error feedback.
 
     python -m experiments.wire.compression
 
 keeps every run in `results/compression.jsonl`; a run that is there is not made again.
 """
 
+from typing import Any
+
 from experiments.wire.grid import DATA, TRAINING, Setting, command
 
-METHODS = {
+METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "fedprox": {},
     "ifca": {"num_clusters": 4},
@@ -15,12 +17,17 @@ METHODS = {
     "ditto": {},
     "stocfl": {"threshold": 0.5},
 }
-CODES = ("none", "topk:0.01", "qsgd:4", "sign")
+CODES: dict[str, dict[str, Any]] = {
+    "none": {},
+    **{code: {"compress": code} for code in ("topk:0.01", "qsgd:4", "sign")},
+    **{f"{code}, fed back": {"compress": code, "error_feedback": True} for code in ("topk:0.01", "qsgd:4", "sign")},
+}
 COMMON = {**DATA, **TRAINING, "rounds": 40, "cohort": 0.5, "eval_every": 2}
 SETTINGS = [
-    Setting(method, {**COMMON, **options, **({} if code == "none" else {"compress": code})})
+    Setting(method, {**COMMON, **options, **code})
+    for codes in (list(CODES.values())[:4], list(CODES.values())[4:])  # at first without error feedback
     for method, options in METHODS.items()
-    for code in CODES
+    for code in codes
 ]
 
 if __name__ == "__main__":

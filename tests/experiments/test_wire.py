@@ -41,7 +41,8 @@ def test_the_runs_of_a_grid_are_possible(settings):
         options.route(setting.method, given.pop("data"), **given)
         words = shlex.split(grid.command_line(setting, 1))
         assert words[:3] == ["jaxfl", "run", setting.method] and str(numbers["rounds"]) in words
-        assert all(f"{name}={value}" in words for name, value in given.items())
+        written = {name: "true" if value is True else value for name, value in given.items()}
+        assert all(f"{name}={value}" in words for name, value in written.items())
 
 
 def test_the_federation_of_privacy_has_as_many_clients_as_are_wanted():

@@ -90,6 +90,20 @@ def test_canaries_are_told_unless_they_whisper():
     assert correct[1.0] == 20 and 4 <= correct[1e-5] <= 16
 
 
+@pytest.mark.slow
+def test_noise_hides_canaries_and_the_bound_from_below_is_under_the_one_from_above():
+    data = jaxfl.data.load("rotated-digits", num_clients=80, rows_per_client=20, attack="canary", attackers=0.8)
+    task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
+    plain, found = methods.ifca(task, optax.sgd(0.05), num_clusters=2), []
+    for noise in (0.25, 20.0):
+        method = jaxfl.wired(plain, privacy=jaxfl.Privacy(clip=1.0, noise=noise))
+        result = jaxfl.run(method, data, rounds=8, cohort=0.9, seed=0, eval_every=8)
+        audit = jaxfl.audit_canaries(result, guesses=40, delta=result.summary["delta"])
+        assert audit.epsilon <= result.summary["epsilon"]
+        found.append(audit.correct)
+    assert found[0] >= 36 and 10 <= found[1] <= 30
+
+
 def test_refusals(canaries):
     data, _ = canaries
     key = jax.random.key(0)
