@@ -21,7 +21,7 @@ from tests.messages import mentions
 from tests.problems import compiled
 from tests.reference import close, equal
 
-pytestmark = pytest.mark.rotating("function", weeks=3)
+pytestmark = pytest.mark.rotating("function", weeks=6)
 
 RATE, COHORT = 0.4, 5
 TASK = problems.softmax_task()

@@ -19,7 +19,7 @@ from tests.messages import mentions
 from tests.problems import compiled
 from tests.reference import close, equal, follow
 
-pytestmark = pytest.mark.rotating("function", weeks=3)
+pytestmark = pytest.mark.rotating("function", weeks=6)
 
 RATE, COHORT, ETA = 0.4, 4, 2.0
 TASK = problems.softmax_task()

@@ -15,7 +15,7 @@ from tests.messages import mentions
 from tests.problems import compiled
 from tests.reference import close, equal, follow
 
-pytestmark = pytest.mark.rotating("function", weeks=3)
+pytestmark = pytest.mark.rotating("function", weeks=6)
 
 RATE, COHORT = 0.4, 4
 TASK = problems.softmax_task()

@@ -19,7 +19,7 @@ from tests.messages import mentions
 from tests.problems import compiled
 from tests.reference import close, equal
 
-pytestmark = pytest.mark.rotating("function", weeks=3)
+pytestmark = pytest.mark.rotating("function", weeks=6)
 
 RATE, COHORT, PULL, WIDTH = 0.4, 4, 0.8, 3
 # client 1 has no rows, clients 4 and 6 may have one class, client 5 is held out

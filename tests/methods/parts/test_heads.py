@@ -16,7 +16,7 @@ from jaxfl.testing.small import linear_task
 from tests import problems
 from tests.messages import mentions
 
-pytestmark = pytest.mark.rotating("function", weeks=3)
+pytestmark = pytest.mark.rotating("function", weeks=6)
 
 
 class Other(nn.Module):
