@@ -41,6 +41,7 @@ from jaxfl.methods.parts.personal import over_rows, personal_info
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import Traceable, checked, is_known
 from jaxfl.server import aggregate
+from jaxfl.server.wire_context import refuse_wire
 from jaxfl.tasks import Task, masked_mean
 from jaxfl.tasks.contract import Averages, averages_of, with_constant_leaves, with_loss, with_moving_averages
 from jaxfl.typing import Array, Key, Params
@@ -138,6 +139,7 @@ def fedproto(
         return aggregate.contribute(sent, weight), PrototypeOwner(model, there), loss, finite
 
     def round(key: Key, state: FedProtoState, data: FederatedData, cohort: Cohort) -> tuple[FedProtoState, Info]:
+        refuse_wire("fedproto", NO_WIRE)
         shared = key, (state.prototypes, state.known, state.round), data
         passed = over_rows(client, shared, cohort, state.own)
         total = tree.take(passed.sums.values, 0)

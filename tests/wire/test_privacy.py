@@ -31,7 +31,7 @@ from tests.problems import compiled
 
 PRIVATE = [name for name, row in METHODS.items() if row.server_sees == "sums" and not row.no_wire and name != "fedsoft"]
 OTHERS = [name for name in METHODS if name not in PRIVATE]
-NO_WIRE = ("fednova", "lg_fedavg")
+NO_WIRE = [name for name in OTHERS if METHODS[name].no_wire and METHODS[name].server_sees == "sums"]
 
 
 def made(name, **options):
@@ -218,7 +218,7 @@ FACTORIES = {
 }
 
 
-@pytest.mark.rotating(weeks=12)
+@pytest.mark.rotating(weeks=21)
 @pytest.mark.parametrize(
     "law", ["chunks", "devices", "padding rows", "cohort order", "cuts", "sick client", "rows per client"]
 )

@@ -311,7 +311,10 @@ def test_contributions_of_a_pass_are_one_message(key):
 
 REFUSED = {
     **{name: (METHODS[name].factory, METHODS[name].small, ("wired",)) for name in ("local", "fedamp", "robust")},
-    **{name: (METHODS[name].factory, METHODS[name].small, ("wire", name)) for name in ("fednova", "lg_fedavg")},
+    **{
+        name: (METHODS[name].factory, METHODS[name].small, ("wire", name))
+        for name in ("fednova", "fedproto", "lg_fedavg")
+    },
     "fedavg": (methods.fedavg, {"update": "chain"}, ("update", "chain", "parallel")),
     "stocfl": (METHODS["stocfl"].factory, {"update": "chain"}, ("update", "chain")),
     "feddyn": (methods.feddyn, {"preset": "official"}, ("served", "everybody", "sent")),
