@@ -253,6 +253,20 @@ def test_a_run_tells_epsilon_and_one_that_goes_on_tells_more(tmp_path):
         jaxfl.run(private(epsilon=4.0), DATA, rounds=4, resume=True, **options)
 
 
+@pytest.mark.slow
+def test_seeds_and_host_rows_have_the_same_noise_and_epsilon():
+    solver = methods.ditto(linear_task(), SGD, local_epochs=1)
+    method = wired(solver, privacy=Privacy(clip=0.5, noise=1.0, delta=1e-2))
+    options = {"rounds": 2, "cohort": 4}
+    wanted = jaxfl.run(method, DATA, seed=1, **options)
+    host = jaxfl.run(method, DATA, seed=1, resident=False, **options)
+    for found in (jaxfl.run(method, DATA, seeds=[0, 1], **options)[1], host):
+        one, other = (jax.tree.leaves(each.state.solver) for each in (found, wanted))
+        for leaf, expected in zip(one, other, strict=True):
+            np.testing.assert_allclose(leaf, expected, rtol=2e-5, atol=2e-6)
+        assert found.summary["epsilon"] == wanted.summary["epsilon"]
+
+
 def account(method, sampler=sampling.uniform, cohort=4):
     """Returns the summary's part on privacy of a run of three rounds; nothing is compiled."""
     sampler, places = sampling.cohorts_of(private_sampler(method, sampler), cohort, DATA)
