@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 STEP = 1e-4  # of a privacy loss distribution
 COARSE_STEP = 1e-3  # where a noise is found: ten times as fast, and epsilon 5e-6 too large at most
 TOLERANCE = 1e-6  # relative, of a noise that is found
-LEAST_EPSILON = 1e-3
+LEAST_EPSILON, MOST_EPSILON = 1e-3, 50.0  # whose noise is found
+LEAST_NOISE = 0.1  # below, a distribution takes minutes and gigabytes, to find an epsilon that promises nothing
 RELATION = "add-remove"
 
 
@@ -49,7 +50,7 @@ def default_delta(population: int) -> float:
 
 
 def epsilon(of: NoisyRounds, *, noise: float, rounds: int, delta: float) -> float:
-    """Returns epsilon of a number of rounds; infinity without noise, 0 without rounds.
+    """Returns epsilon of a number of rounds; infinity without noise or below `LEAST_NOISE`, 0 without rounds.
 
     Args:
         of: the sampling.
@@ -64,7 +65,7 @@ def epsilon(of: NoisyRounds, *, noise: float, rounds: int, delta: float) -> floa
         raise ValueError(f"delta must be above 0 and below 1, got {delta}; 1e-5 is usual.")
     if rounds == 0:
         return 0.0
-    return _epsilon(of, float(noise), int(rounds), float(delta), STEP) if noise > 0 else math.inf
+    return _epsilon(of, float(noise), int(rounds), float(delta), STEP) if noise >= LEAST_NOISE else math.inf
 
 
 def noise_for(of: NoisyRounds, epsilon: float, *, rounds: int, delta: float) -> float:
@@ -77,12 +78,15 @@ def noise_for(of: NoisyRounds, epsilon: float, *, rounds: int, delta: float) -> 
         delta: of the guarantee.
 
     Raises:
-        ValueError: `epsilon` is below 0.001, which no accountant of this precision tells from 0.
+        ValueError: `epsilon` is below 0.001, which no accountant of this precision tells from 0, or above 50.
     """
     from scipy.optimize import brentq
 
-    if not epsilon >= LEAST_EPSILON:
-        raise ValueError(f"epsilon must be at least {LEAST_EPSILON} to find its noise, got {epsilon}; 1 is strict.")
+    if not LEAST_EPSILON <= epsilon <= MOST_EPSILON:
+        raise ValueError(
+            f"epsilon must be from {LEAST_EPSILON} to {MOST_EPSILON:g} to find its noise, got {epsilon}; 1 is strict, "
+            "8 is usual, and more than 50 promises nothing."
+        )
     step = min(COARSE_STEP, epsilon / 100)
 
     def excess(log_noise: float) -> float:

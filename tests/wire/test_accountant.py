@@ -93,3 +93,6 @@ def test_what_the_accountant_refuses():
         epsilon(of, noise=1.0, rounds=1, delta=1.5)
     with pytest.raises(ValueError, match=mentions("epsilon", 1e-12)):
         noise_for(of, 1e-12, rounds=1, delta=1e-9)
+    with pytest.raises(ValueError, match=mentions("epsilon", 50, 1e9)):  # of minutes and gigabytes
+        noise_for(of, 1e9, rounds=1, delta=1e-3)
+    assert epsilon(of, noise=1e-6, rounds=1, delta=1e-3) == math.inf
