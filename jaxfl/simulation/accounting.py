@@ -117,9 +117,10 @@ def private_run(
     if prepared.method.round is not private.round:
         raise ValueError("method must be wired last to be private, got one that was changed after it was wired.")
     known = prepared.method if asked.noise is not None else private.with_noise(1.0)
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), leaf.dtype), data.in_programs())
+    began = data.in_programs().at(0)  # the round of a drift is a number, which shapes do not have
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), leaf.dtype), began)
     example = Cohort.of(range(1))
-    releases = known.privacy.count_releases(jax.random.key(0), prepared.shapes, shapes.at(0), example)
+    releases = known.privacy.count_releases(jax.random.key(0), prepared.shapes, shapes, example)
     population = sampling.cohort_size(1.0, data)
     of: NoisyRounds | None = None
     if numbers is not None:
