@@ -172,6 +172,9 @@ class Program:
         return Program(self._jitted, values, self.decisions)
 
 
+LARGE_PROGRAM = 1 << 28  # bytes beside which it matters what the compiler has freed; to return it takes 0.3 s of a core
+
+
 class _Family(NamedTuple):
     """All objects that differ in their hyperparameters alone, in the place of one of them."""
 
@@ -300,7 +303,8 @@ def compile_rounds(
             if one is not None:
                 one()
         compiled = compiling.result()
-    return_freed_memory()
+    if program_bytes(compiled) > LARGE_PROGRAM:
+        return_freed_memory()
     held, available = plan.copies * tree.num_bytes(state), least(available_bytes())
     needed = held + plan.copies * program_bytes(compiled)
     if available is None or needed <= available:
