@@ -162,8 +162,8 @@ def read_runs(
 
 def _histories(folder: Path) -> Iterator[Path]:
     """Yields the histories in a folder and below it, without folders that cannot be read or are removed meanwhile."""
-    for below, _, files in os.walk(folder):
-        if HISTORY in files:
+    for below, folders, files in os.walk(folder):
+        if HISTORY in (*files, *folders):  # a folder of this name is told as a damaged file
             yield Path(below, HISTORY)
 
 

@@ -118,6 +118,8 @@ def fedala(
         raise ValueError(f"mixing_rate must be at least 0 and finite, got {mixing_rate}; 0 is FedAvg.")
     if not 0 < share <= 1:
         raise ValueError(f"share must be above 0 and at most 1, got {share}; 0.8 is usual.")
+    if is_known(start_threshold) and not start_threshold >= 0:  # nor NaN
+        raise ValueError(f"start_threshold must be at least 0, got {start_threshold}; 0 makes all start_epochs.")
     if start_epochs < 1:
         raise ValueError(f"start_epochs must be at least 1, got {start_epochs}; 1 has no longer start.")
     chosen = chosen_leaves(task, personal)
