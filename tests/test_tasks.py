@@ -22,7 +22,7 @@ from jaxfl.tasks import ACCURACY, TASKS, Metrics, mixture, row_losses, without_d
 from jaxfl.tasks.metrics import of_targets
 from tests.messages import mentions
 
-pytestmark = pytest.mark.rotating("function", weeks=3)
+pytestmark = pytest.mark.rotating("function", weeks=4)
 
 PARTS = [np.arange(0, 6), np.arange(6, 12)]
 LABELS = np.arange(12) % 3

@@ -17,7 +17,7 @@ from jaxfl.tasks import Task, masked_mean
 from tests import problems, reference
 from tests.messages import mentions
 
-pytestmark = pytest.mark.rotating("function", weeks=3)
+pytestmark = pytest.mark.rotating("function", weeks=4)
 
 DATA = problems.linear_federation()  # client 1 has no rows
 TASK = problems.softmax_task()  # the layers are "bias" and "kernel"

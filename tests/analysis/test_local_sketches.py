@@ -19,7 +19,7 @@ from jaxfl.data import conditions
 from jaxfl.random import Stream, key_for
 from tests.messages import mentions
 
-pytestmark = pytest.mark.rotating("function", weeks=3)
+pytestmark = pytest.mark.rotating("function", weeks=4)
 
 TRAIN = jaxfl.FineTune(optax.sgd(0.1, momentum=0.5), epochs=2, batch_size=7)
 ROUNDS, SEED = 3, 5

@@ -19,7 +19,7 @@ from jaxfl.schema import function_options
 from jaxfl.settings import options
 from tests.messages import mentions
 
-pytestmark = pytest.mark.rotating("function", weeks=3)
+pytestmark = pytest.mark.rotating("function", weeks=4)
 
 
 @pytest.mark.parametrize("module", [federations, pictures, play, rows, table], ids=lambda one: one.__name__)

@@ -24,7 +24,7 @@ from experiments.reliability import (
 )
 from experiments.reliability.campaign import heed_signals, until
 
-pytestmark = pytest.mark.rotating("function", weeks=3)
+pytestmark = pytest.mark.rotating("function", weeks=4)
 
 
 @pytest.mark.parametrize("name", ["feddane", "ifca"])

@@ -22,7 +22,7 @@ from jaxfl.data.synthetic import clustered_linear
 from jaxfl.testing.small import linear_task
 from tests.messages import mentions
 
-pytestmark = pytest.mark.rotating("function", weeks=3)
+pytestmark = pytest.mark.rotating("function", weeks=4)
 
 W3 = ["w3-logistic", "w3-mlp"]
 KEYS = {

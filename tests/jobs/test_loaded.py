@@ -23,7 +23,7 @@ from tests.settings.test_methods import MINE
 
 pytestmark = [
     pytest.mark.usefixtures("empty_pictures"),  # but for those of `finished`
-    pytest.mark.rotating("function", weeks=3),
+    pytest.mark.rotating("function", weeks=4),
 ]
 
 SMALL = {"num_clients": 8, "rows_per_client": 20, "model": "logistic", "num_clusters": 2}

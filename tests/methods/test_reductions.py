@@ -15,7 +15,7 @@ from tests import problems
 from tests.problems import compiled
 from tests.reference import close, equal, gradient
 
-pytestmark = pytest.mark.rotating("function", weeks=3)
+pytestmark = pytest.mark.rotating("function", weeks=4)
 
 RATE = 0.4
 TASK, QUADRATIC = problems.softmax_task(), problems.quadratic_task()

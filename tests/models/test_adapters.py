@@ -28,7 +28,7 @@ from jaxfl.testing.compare import assert_close
 from tests.messages import mentions
 from tests.problems import compiled
 
-pytestmark = pytest.mark.rotating("function", weeks=3)
+pytestmark = pytest.mark.rotating("function", weeks=4)
 
 
 class Linen(nn.Module):

@@ -9,7 +9,7 @@ from jaxfl.models import cropped
 from jaxfl.tasks import classification
 from tests.messages import mentions
 
-pytestmark = pytest.mark.rotating("function", weeks=3)
+pytestmark = pytest.mark.rotating("function", weeks=4)
 
 
 def test_responses_are_divided_by_those_of_their_neighbours():

@@ -9,7 +9,7 @@ from jaxfl import models
 from jaxfl.models import networks
 from tests.messages import mentions
 
-pytestmark = pytest.mark.rotating("function", weeks=3)
+pytestmark = pytest.mark.rotating("function", weeks=4)
 
 
 def vgg16(channels, width, hidden, classes):

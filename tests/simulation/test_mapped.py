@@ -18,7 +18,7 @@ from jaxfl.testing.compare import assert_close
 from jaxfl.testing.small import linear_task
 from tests.messages import mentions
 
-pytestmark = pytest.mark.rotating("function", weeks=3)
+pytestmark = pytest.mark.rotating("function", weeks=4)
 
 WEIGHTS = (0.05, 1.5)
 DATA = synthetic.clustered_linear(8, rows=12, features=4)

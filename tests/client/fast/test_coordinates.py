@@ -24,7 +24,7 @@ from jaxfl.random import Stream, key_for
 from jaxfl.tasks import DenseLayers, FastForms, Task, masked_mean, without_dropout
 from tests.problems import batch_of
 
-pytestmark = pytest.mark.rotating("function", weeks=3)
+pytestmark = pytest.mark.rotating("function", weeks=4)
 
 SIZES, INPUTS, HIDDEN, CLASSES = (5, 0, 3, 8, 1, 6, 4), 60, 7, 3
 EMPTY = SIZES.index(0)

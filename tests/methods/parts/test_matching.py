@@ -18,7 +18,7 @@ from jaxfl.tasks import classification
 from tests import problems
 from tests.messages import mentions
 
-pytestmark = pytest.mark.rotating("function", weeks=3)
+pytestmark = pytest.mark.rotating("function", weeks=4)
 close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)  # float32 sums in another order
 
 

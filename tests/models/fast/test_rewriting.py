@@ -13,7 +13,7 @@ from jaxfl.data.clients import Batch
 from jaxfl.models.fast import convolution
 from jaxfl.models.fast.rewriting import in_fast_forms, replaceable
 
-pytestmark = pytest.mark.rotating("function", weeks=3)
+pytestmark = pytest.mark.rotating("function", weeks=4)
 
 
 def images(number, *shape):

@@ -31,7 +31,7 @@ from tests.messages import mentions
 from tests.problems import rows_of, softmax_task
 from tests.reference import batches, combine, gradient
 
-pytestmark = pytest.mark.rotating("function", weeks=3)
+pytestmark = pytest.mark.rotating("function", weeks=4)
 
 RATE, MODELS, ROUND = 0.5, 3, 4
 TRAIN, TEST = (5, 0, 3, 8, 1, 6, 4), (3, 4, 0, 7, 12, 1, 5)  # client 1 trains nothing, client 2 is not tested

@@ -18,7 +18,7 @@ from jaxfl.simulation.evaluation.served import with_newcomers
 from jaxfl.testing.small import linear_task
 from tests.messages import mentions
 
-pytestmark = pytest.mark.rotating("function", weeks=3)
+pytestmark = pytest.mark.rotating("function", weeks=4)
 
 SMALL = {"num_clients": 12, "rows_per_client": 40, "model": "logistic"}
 TRAINED = {"rounds": 3, "cohort": 1.0}
