@@ -499,8 +499,9 @@ def sick_after(rounds, method=None):
 
 
 def test_a_run_that_comes_to_nothing_is_stopped_and_what_was_good_is_kept(tmp_path):
-    options = {**OPTIONS, "eval_every": 2, "checkpoint_dir": tmp_path}
-    good = jaxfl.run(fedavg(), DATA, rounds=4, **{**options, "checkpoint_dir": None})
+    options = {**OPTIONS, "eval_every": 2}
+    good = jaxfl.run(fedavg(), DATA, rounds=4, **options)
+    options |= {"checkpoint_every": 2, "checkpoint_dir": tmp_path}
     # of 7 clients with rows, 3 in a round: 9 updates in a row are lost in round 7, which is found out after the 8th
     words = mentions("last 12 updates", "round 8 of 20", "round 6", tmp_path)
     with pytest.raises(jaxfl.Diverged, match=words) as stopped:
