@@ -155,6 +155,16 @@ class IFCA(Attacked, reference.IFCA):
                 self.models[k] = reference.average(sent, reference.weights(self.setting, members))
 
 
+def rows_with_backdoor(data, kind, attackers):
+    """Returns each client's rows (x, y): with model replacement every second one of an attacker has a trigger."""
+    rows = problems.rows_of(data)
+    for client in attackers if kind == "replace" else ():
+        x, y = (part.copy() for part in rows[client])
+        x[::2, -1], y[::2] = np.asarray(data.inputs).max(), 0  # a sixteenth of few features is one
+        rows[client] = x, y
+    return rows
+
+
 SCALES = {"alie": 1.5, "ipm": 0.7, "same": 0.05, "replace": 0.9}
 
 
@@ -171,7 +181,7 @@ def test_every_round_is_the_loop_with_the_attack(name, kind, key):
         method = compiled(method._replace(round=attacked(method)))
         state = method.init(key, data)
         weighting = "rows" if name == "fedavg" else "uniform"
-        setting = reference.Setting(key, problems.rows_of(data), 0.4, 2, None, weighting)
+        setting = reference.Setting(key, rows_with_backdoor(data, kind, (2, 6, 8)), 0.4, 2, None, weighting)
         start = jax.tree.map(np.asarray, state.models if name == "ifca" else state.model)
         if name == "ifca":
             loop = IFCA(setting, [jax.tree.map(lambda leaf, k=k: leaf[k], start) for k in range(clusters)], "models")
