@@ -28,7 +28,7 @@ from tests.problems import compiled
 
 WIRED = [name for name, row in METHODS.items() if not row.no_wire]
 # The part of the state that is the sum's result, where it has another name than the first of these that there is.
-FIELDS = ("model", "models", "centres", "base", "learners")
+FIELDS = ("model", "models", "centres", "base", "learners", "body")
 SHARED = {"ditto": lambda state: state.solver.model, "stocfl": lambda state: state.models}
 
 
