@@ -320,7 +320,7 @@ def test_kit_makes_a_part_once(tmp_path, capsys):
     assert "machine: exit 0" in capsys.readouterr().out
     assert kit.main(arguments) == 0 and capsys.readouterr().out == "", "what has a line is not made again"
     with pytest.raises(SystemExit):
-        kit.main(["--out", str(tmp_path), "--only", "w9"])
+        kit.main(["--out", str(tmp_path), "--only", "w99"])
 
 
 def records_of(part, folder, capsys):
