@@ -69,7 +69,7 @@ def epsilon(of: NoisyRounds, *, noise: float, rounds: int, delta: float) -> floa
 
 
 def noise_for(of: NoisyRounds, epsilon: float, *, rounds: int, delta: float) -> float:
-    """Returns the least noise z with at most this epsilon.
+    """Returns the least noise z with at most this epsilon, and at least `LEAST_NOISE`.
 
     Args:
         of: the sampling.
@@ -90,14 +90,17 @@ def noise_for(of: NoisyRounds, epsilon: float, *, rounds: int, delta: float) -> 
     step = min(COARSE_STEP, epsilon / 100)
 
     def excess(log_noise: float) -> float:
-        return math.log(_epsilon(of, math.exp(log_noise), rounds, delta, step) / epsilon)
+        found = _epsilon(of, math.exp(log_noise), rounds, delta, step)
+        return math.log(max(found, 1e-12) / epsilon)  # 0 where delta alone allows everything
 
-    high = 0.0
+    high, least = 0.0, math.log(LEAST_NOISE)
     while excess(high) > 0:
         high += 1
     low = high - 1
     while excess(low) <= 0:
-        low, high = low - 1, low
+        if low == least:
+            return LEAST_NOISE
+        low, high = max(low - 1, least), low
     root: Any = brentq(excess, low, high, xtol=TOLERANCE)
     return math.exp(root + TOLERANCE)
 

@@ -6,7 +6,7 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from jaxfl.wire.accountant import NoisyRounds, default_delta, epsilon, noise_for
+from jaxfl.wire.accountant import LEAST_NOISE, NoisyRounds, default_delta, epsilon, noise_for
 from tests.messages import mentions
 
 # N, expected cohort, capacity, z, T, delta: epsilon by dp-accounting 0.6.0, neighbours by adding or removing a client
@@ -85,6 +85,13 @@ def test_the_noise_of_an_epsilon_gives_it_back(population, rounds, delta, wanted
     found = noise_for(of, wanted, rounds=rounds, delta=delta)
     assert found == pytest.approx(noise, rel=5e-5)
     assert wanted * (1 - 1e-4) < epsilon(of, noise=found, rounds=rounds, delta=delta) <= wanted
+
+
+def test_where_delta_allows_everything_the_noise_is_the_least_that_is_accounted():
+    """A client that takes part with a probability below delta may be told."""
+    rounds = NoisyRounds(0.01, None, 100)
+    assert noise_for(rounds, 1.0, rounds=1, delta=0.02) == LEAST_NOISE
+    assert epsilon(rounds, noise=LEAST_NOISE, rounds=1, delta=0.02) == 0
 
 
 def test_what_the_accountant_refuses():
