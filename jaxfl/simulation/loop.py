@@ -71,8 +71,18 @@ class RunState:
         """The evaluator of all evaluations but the last one."""
         return self._evaluate_some
 
-    def after_rounds(self, state: Any, made: Advance) -> None:
-        """Adds a round log to the totals; evaluates, records, saves and calls back where that is due."""
+    def saves_after(self, done: int) -> bool:
+        """Returns whether a checkpoint is due after so many rounds, by the schedule and the clock of this seed."""
+        return self.diverged is None and self._clock.saves(self._spec.schedule, done)
+
+    def after_rounds(self, state: Any, made: Advance, *, saves: bool) -> None:
+        """Adds a round log to the totals; evaluates, records, saves and calls back where that is due.
+
+        Args:
+            state: after the rounds.
+            made: their log.
+            saves: whether a checkpoint is due, the same for all seeds of a program, which go on together.
+        """
         progress, schedule = self._progress, self._spec.schedule
         progress.add(made, self._data.at(progress.done))
         if self.diverged is not None:
@@ -84,7 +94,7 @@ class RunState:
             if not self._is_sound(self._evaluation, schedule.rounds, state):
                 return
             record = progress.record(self._evaluation)
-        if self._clock.saves(schedule, progress.done):  # an evaluation has looked at the state, if there was one
+        if saves:  # an evaluation has looked at the state, if there was one
             self._clock.save(progress, state, sound=self._program.serves if record is None else None)
         event = self._event(record, state, whole=self._test_rows is not None and progress.done == schedule.rounds)
         try:
@@ -312,8 +322,9 @@ def _train_program(spec: RunSpec, progresses: Sequence[Progress], called: Called
                 signals.at_stake = True
                 if first.done + made.count == schedule.drifts_at and len(arriving_clients(data[0])):
                     state = program.add_newcomers(state)
+                saves = any(run.saves_after(first.done + made.count) for run in runs)
                 for run, part in zip(runs, program.parts(state, made), strict=True):
-                    run.after_rounds(*part)
+                    run.after_rounds(*part, saves=saves)
             if made.overflow:
                 state = program.grow(state, made.overflow, first.done + 1)
         if signals.asked:

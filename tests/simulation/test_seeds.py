@@ -20,6 +20,7 @@ from jaxfl.simulation import footprint as footprints
 from jaxfl.simulation import loop, program
 from jaxfl.simulation.records import checkpoint
 from jaxfl.simulation.rounds import Rounds
+from jaxfl.simulation.schedule import Clock
 from jaxfl.simulation.seeds import LaneRounds
 from jaxfl.testing.compare import assert_close, assert_equal
 from jaxfl.testing.small import linear_task
@@ -139,6 +140,24 @@ def test_seeds_may_have_data_of_their_own(side_by_side):
         assert one.data.inputs is found[0].data.inputs and one.summary["seeds_together"] == 2
     assert found[1].data.labels is not found[0].data.labels
     assert [one.data.client_names for one in found] == [(), tuple("abcdefgh")]
+
+
+def test_seeds_of_one_program_are_saved_together(side_by_side, tmp_path, monkeypatch):
+    """Whatever the clock of each says: seeds with unlike rounds would go on in programs of their own."""
+    clocks, saved = [], []
+
+    def saves(clock, schedule, done):  # of the second seed in odd rounds, of the first never
+        clocks.extend([] if clock in clocks else [clock])
+        return clocks.index(clock) == 1 and done % 2 == 1
+
+    def look(event):
+        folders = [tmp_path / f"seed-{seed}" for seed in SEEDS]
+        saved.append([checkpoint.newest(one).header["round"] for one in folders if (one / checkpoint.NAME).exists()])
+
+    monkeypatch.setattr(Clock, "saves", saves)
+    options = {**OPTIONS, "seeds": SEEDS, "checkpoint_dir": tmp_path, "eval_every": 1}
+    jaxfl.run(METHOD, DATA, callbacks=[lambda event: event.seed == SEEDS[-1] and look(event)], **options)
+    assert saved == [[1, 1], [1, 1], [3, 3], [3, 3]]
 
 
 def test_seeds_that_are_stopped_go_on(apart, side_by_side, tmp_path, monkeypatch):
