@@ -5,6 +5,7 @@ second Ctrl-C or SIGTERM, the process ends at once. `exit_status` says how. Pyth
 compiles or computes a round; a thread that reads signals from a pipe does not.
 """
 
+import atexit
 import contextlib
 import os
 import signal
@@ -36,15 +37,22 @@ def install() -> None:
     for number in interrupts.SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, interrupts.note_answered)
+    atexit.register(_ignore_all)  # registered first, so called last
     threading.Thread(target=_watch_signals, args=(reader,), name="signals", daemon=True).start()
 
 
 def ignore_notices() -> None:
-    """Ignores the signals that announce an end, where the command has ended: its exit status stands.
-
-    Python gives its own handlers back before the process is gone, and the signal would end it with another status.
-    """
+    """Ignores the signals that announce an end, where the command has ended: its exit status stands."""
     for number in interrupts.NOTICES:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _ignore_all() -> None:
+    """Ignores all signals while Python clears up, when nothing is left that could take long.
+
+    Python gives its own handlers back before the process is gone, and a signal would end it with another status.
+    """
+    for number in interrupts.SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 

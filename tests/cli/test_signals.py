@@ -74,12 +74,13 @@ def test_announcements_may_be_repeated_and_leave_time_for_the_signal_after_them(
     assert code == 143 and told.count("stopping after this round") == 1
 
 
-def test_an_announcement_changes_no_exit_status_of_a_command_that_has_ended():
+@pytest.mark.parametrize("number", CODES)
+def test_a_signal_changes_no_exit_status_of_a_command_that_has_ended(number):
     slow = "class Slow:\n  def __del__(self, write=os.write, sleep=time.sleep): write(2, b'end\\n'); sleep(1)\n"
     code = f"import os, time\nfrom jaxfl.cli import main\n{slow}slow = Slow()\nmain(['--version'])"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stderr.readline() == "end\n"  # Python has given its handlers back
-    process.send_signal(signal.SIGUSR1)
+    process.send_signal(number)
     assert end(process) == (0, "")
 
 
