@@ -22,6 +22,7 @@ from jaxfl.data.catalog import user_files
 from jaxfl.data.clients import FederatedData
 from jaxfl.files import checksum, keep_copy, real_path, user_path, write_text
 from jaxfl.methods.base import Method
+from jaxfl.models.weights import check_weights
 from jaxfl.plots.style import import_matplotlib, write_picture
 from jaxfl.random import check_seed
 from jaxfl.sampling import Sampler
@@ -170,8 +171,8 @@ def check(job: Job) -> None:
     """Checks all that can be checked before anything is loaded.
 
     Raises:
-        ValueError: a number is out of range, or the directory holds another run, one that has made more rounds, or
-            those of several seeds.
+        ValueError: a number is out of range, a file is missing, or the directory holds another run, one that has made
+            more rounds, or those of several seeds.
     """
     test_rows, drifts_at = job.settings.run.get("test_rows"), job.settings.data.get("drift_round")
     schedule = Schedule.of(job.rounds, job.eval_every, job.checkpoint_every, test_rows, drifts_at)
@@ -184,6 +185,8 @@ def check(job: Job) -> None:
     if isinstance(job.cohort, int) and job.cohort < 1:
         raise ValueError(f"cohort must be at least 1, got {job.cohort}; 0.1 is a tenth of the clients, 1.0 everyone.")
     check_seed(job.seed)
+    if weights := job.settings.files().get("weights"):
+        check_weights(weights)
     options.plan(job.settings)
     options.model(job.settings, num_classes=1)
     options.optimizer(job.settings)

@@ -3,8 +3,10 @@
 A leaf is stored under its name as `jaxfl.tree.names` has it, `Dense_0/kernel`.
 """
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -56,18 +58,11 @@ def load_weights(path: str | os.PathLike, like: Params) -> Params:
         ValueError: there is no such file, it is no safetensors, or names, shapes or types are others; the message names
             the first.
     """
-    from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
     path = user_path(path)
-    if not path.is_file():
-        raise ValueError(
-            f"path must be a file of weights, and there is no file {str(path)!r}; result.export writes one."
-        )
-    try:
+    with _weights_errors(path):
         held = load_file(path)
-    except (SafetensorError, KeyError) as error:
-        raise ValueError(f"{path} must be safetensors of NumPy's types, got: {error}; save float32.") from error
     wanted = dict(zip(tree.names(like), jax.tree.leaves(like), strict=True))
     for name, leaf in wanted.items():
         if name not in held:
@@ -81,6 +76,29 @@ def load_weights(path: str | os.PathLike, like: Params) -> Params:
             f"{path} has the parameter {more[0]}, and the network has none{did_you_mean(more[0], wanted)} Leave it out."
         )
     return jax.tree.unflatten(jax.tree.structure(like), [held[name] for name in wanted])
+
+
+def check_weights(path: Path) -> None:
+    """Raises ValueError unless there is a file of weights; no more of it is read than its names and shapes."""
+    from safetensors import safe_open
+
+    with _weights_errors(path), safe_open(path, "numpy"):
+        pass
+
+
+@contextlib.contextmanager
+def _weights_errors(path: Path) -> Iterator[None]:
+    """Raises ValueError in place of the errors of safetensors."""
+    from safetensors import SafetensorError
+
+    if not path.is_file():
+        raise ValueError(
+            f"path must be a file of weights, and there is no file {str(path)!r}; result.export writes one."
+        )
+    try:
+        yield
+    except (SafetensorError, KeyError) as error:
+        raise ValueError(f"{path} must be safetensors of NumPy's types, got: {error}; save float32.") from error
 
 
 def _type_and_shape(leaf: np.ndarray) -> str:

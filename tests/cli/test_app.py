@@ -193,6 +193,8 @@ def refused(*arguments):
             ("sampler", "poisson", "availability", "random"),
         ),
         (["fedavg", *SMALL, "--set", "availability_period=0"], ("availability_period", 0.0)),
+        (["fedavg", "--data", "rotated-mnist", "--set", "weights=none.safetensors"], ("none.safetensors", "no file")),
+        (["fedavg", "--data", "rotated-mnist", "--set", f"weights={__file__}"], ("test_app.py", "safetensors")),
         (
             ["fedavg", *SMALL, "--set", "availability_period=12"],
             ("availability_period", 12.0, "always", "--set availability=diurnal"),
