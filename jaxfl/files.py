@@ -154,6 +154,11 @@ def is_empty(path: Path) -> bool:
     return path.is_file() and not path.is_symlink() and not path.stat().st_size
 
 
+def is_missing(path: Path) -> bool:
+    """Returns whether there is no file, or an empty one, such as after a full disk."""
+    return not path.is_file() or not path.stat().st_size
+
+
 def own_names(folder: Path) -> set[str] | None:
     """Returns the names of the files that jaxfl writes in a folder, by its list; None where there is no list.
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -13,13 +14,14 @@ from jaxfl.cli import run_page, tables
 from jaxfl.cli.signals import TRY_AGAIN
 from jaxfl.cli.tables.console import print_parts, print_table, progress_message, stderr, stdout
 from jaxfl.data.clients import FederatedData
+from jaxfl.files import is_missing
 from jaxfl.jobs import job
 from jaxfl.jobs.job import Job, add_saved_summaries, summarise_seeds
 from jaxfl.random import check_seed_or_seeds
 from jaxfl.sampling import cohort_size
 from jaxfl.schema import REQUIRED, Option, check_name, quoted
 from jaxfl.settings import options
-from jaxfl.simulation import loggers
+from jaxfl.simulation import loggers, processes
 from jaxfl.simulation.callbacks import EarlyStopping, ProgressBar, TimeLimit
 from jaxfl.simulation.evaluation.metrics import main_metric
 from jaxfl.simulation.interrupts import Stopped, answered_signal
@@ -319,12 +321,23 @@ def _run_program(
         )
         raise
     for outcome, one in zip(outcomes, jobs, strict=True):
-        if html and isinstance(outcome, Result):
-            run_page.write_run_page(outcome, one)
+        if isinstance(outcome, Result):
+            _complete_log(outcome, one)
+            if html:
+                run_page.write_run_page(outcome, one)
     return [
         _report_outcome(outcome, one, label if len(jobs) == 1 else f"seed {one.seed}", quiet)
         for one, outcome in zip(jobs, outcomes, strict=True)
     ]
+
+
+def _complete_log(result: Result, one: job.Job) -> None:
+    """Writes the table of a finished run that lacks it: no evaluation was left that would have written a row."""
+    if one.out is None or LOG not in one.beside or not processes.first() or not is_missing(table := one.out / LOG):
+        return
+    if records := result.history.records:
+        last = Event(records[-1]["round"], one.rounds, 0, math.nan, 0.0, records[-1], earlier=records[:-1])
+        loggers.csv(table)(last)
 
 
 def _stop_if_signalled() -> None:

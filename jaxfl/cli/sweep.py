@@ -29,7 +29,7 @@ from jaxfl.cli.run_page import PAGE
 from jaxfl.cli.signals import TRY_AGAIN
 from jaxfl.cli.tables.console import print_parts, stderr, stdout
 from jaxfl.data.bounded import check_nesting, check_regular
-from jaxfl.files import check_output, signature
+from jaxfl.files import check_output, is_missing, signature
 from jaxfl.jobs import job
 from jaxfl.schema import REQUIRED, Option, did_you_mean, quoted
 from jaxfl.settings import methods as known
@@ -619,8 +619,9 @@ def _find_setting_folder(others: Sequence[Path], first: job.Job) -> Path | None:
 def _lacking(one: job.Job, html: bool) -> list[str]:
     """Returns the names of the files that the folder of a finished run lacks, such as after a full disk."""
     assert one.out is not None
-    names = (job.CLIENTS, *(job.PICTURES if one.pictures else ()), *((PAGE,) if html else ()))
-    return [name for name in names if not (one.out / name).is_file() or not (one.out / name).stat().st_size]
+    log = (LOG,) if LOG in one.beside else ()
+    names = (job.CLIENTS, *(job.PICTURES if one.pictures else ()), *((PAGE,) if html else ()), *log)
+    return [name for name in names if is_missing(one.out / name)]
 
 
 def _lacks_rounds(one: job.Job) -> bool:

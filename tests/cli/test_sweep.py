@@ -366,10 +366,12 @@ def test_runs_that_stop_early_are_finished(tmp_path, capsys, empty_pictures, mon
     with monkeypatch.context() as context:
         context.setattr(cli_sweep, "run_jobs", None)
         assert sweep(*words, *stop) == 0
-    clients = histories[0].parent / "clients.csv"
-    before = clients.read_text()
-    clients.unlink()
-    assert sweep(*words, *stop) == 0 and clients.read_text() == before
+    for names in (("clients.csv",), ("log.csv",), ("clients.csv", "log.csv")):
+        files = [one.parent / name for one in histories for name in names]
+        before = [file.read_text() for file in files]
+        for file in files:
+            file.unlink()
+        assert sweep(*words, *stop) == 0 and [file.read_text() for file in files] == before
     assert [len(one.read_text().splitlines()) for one in histories] == [3, 3], "no round more is trained"
     assert sweep(*words, "--stop-early", "4") == 0, "with more patience they go on"
     assert [len(one.read_text().splitlines()) for one in histories] == [5, 5]
