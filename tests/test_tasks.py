@@ -1,5 +1,6 @@
 """What a flax module is told, and what of it would be lost without a word."""
 
+import contextlib
 from typing import NamedTuple
 
 import jax
@@ -116,6 +117,29 @@ def test_tokens_without_an_embedding_are_refused(network):
     with pytest.raises(ValueError, match=mentions("module", "48 tokens", 3, "vocabulary=48")):
         jaxfl.classification(network(num_classes=3, last=True), data)
     assert jaxfl.classification(network(num_classes=3, last=True, vocabulary=48), data).rows is not None
+
+
+def test_negative_tokens_are_refused_where_they_would_be_counted_from_the_end():
+    padded = np.arange(48).reshape(12, 4) - 1
+    data = federate(padded, LABELS, PARTS, PARTS, num_classes=3, name="texts")
+    with pytest.raises(ValueError, match=mentions("inputs", "texts", -1)):
+        jaxfl.classification(jaxfl.models.CharRNN(num_classes=3, last=True, vocabulary=48), data)
+    assert jaxfl.classification(jaxfl.models.Logistic(num_classes=3), data).rows is not None
+
+
+@pytest.mark.parametrize("least", [0, -1, -2])
+def test_rows_that_may_be_tokens_are_told_to_be_taken_for_numbers(least):
+    rows = np.arange(48).reshape(12, 4) % 9 + least
+    data = federate(rows, LABELS, PARTS, PARTS, num_classes=3, name="texts")
+    said = mentions("texts", least, 8 + least, "model=auto", f"vocabulary={9 + least}", "astype(np.float32)")
+    with pytest.warns(UserWarning, match=said) if least > -2 else contextlib.nullcontext():
+        jaxfl.classification(jaxfl.models.AutoNetwork(num_classes=3), data)
+    for suits in (
+        federate(rows.astype(np.float32), LABELS, PARTS, PARTS, num_classes=3),
+        federate(rows % 2, LABELS, PARTS, PARTS, num_classes=3),
+        federate(rows, LABELS, PARTS, PARTS, num_classes=3, std=2.0),
+    ):
+        jaxfl.classification(jaxfl.models.AutoNetwork(num_classes=3), suits)  # a warning would fail
 
 
 def test_metrics_that_count_for_no_rows_are_refused():

@@ -129,8 +129,9 @@ def _check_integer_conventions(inputs: np.ndarray, labels: np.ndarray) -> None:
 
 
 def _are_tokens(inputs: np.ndarray, labels: np.ndarray) -> bool:
-    """Returns whether inputs are tokens, integers with the shape of the labels."""
-    return inputs.dtype.kind in "iu" and inputs.dtype != np.uint8 and inputs.shape == labels.shape
+    """Returns whether inputs are tokens, integers from 0 with the shape of the labels."""
+    whole = inputs.dtype.kind in "iu" and inputs.dtype != np.uint8
+    return whole and inputs.shape == labels.shape and inputs.min(initial=0) >= 0
 
 
 def _check_finite_targets(labels: np.ndarray) -> None:

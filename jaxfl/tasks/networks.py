@@ -1,6 +1,7 @@
 """Tasks of networks: a network's outputs under a loss, in fast forms."""
 
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.models.adapters import MODE_ARGUMENTS, Network, RunningAverages, functions_of, nnx_classes, observed_calls
 from jaxfl.models.fast import dense_layers, rewriting
 from jaxfl.models.fast.inspection import reads_argument
+from jaxfl.models.networks import AutoNetwork
 from jaxfl.models.precision import Compute, check_products, in_bfloat16, with_float32_outputs
 from jaxfl.tasks.contract import (
     Averages,
@@ -58,6 +60,8 @@ def network_task(
         what: is to be returned, for the message.
         mix: of the outputs of several models, or None.
     """
+    if isinstance(module, AutoNetwork):
+        _warn_integer_rows(data)
     example = example_batch(data)
     functions = functions_of(module, example)
     functions = in_bfloat16(functions) if compute == "bfloat16" else functions
@@ -178,6 +182,21 @@ def example_batch(data: FederatedData) -> Batch:
     return Batch(*map(jnp.asarray, (np.zeros((1, *data.input_shape), dtype), labels, np.ones(1, bool))))
 
 
+def _warn_integer_rows(data: FederatedData) -> None:
+    """Warns of rows of integers that may be tokens, padded with -1 or not, which dense layers take for numbers."""
+    inputs = data.inputs
+    if inputs.dtype == np.uint8 or inputs.dtype.kind not in "iu" or inputs.ndim != 2 or data.std is not None:
+        return
+    low, high = int(inputs.min(initial=0)), int(inputs.max(initial=0))
+    if low >= -1 and high > 1 and data.kind in ("classification", "multilabel"):
+        warnings.warn(
+            f"inputs of {data.name} are integers {low} to {high} in rows of {inputs.shape[1]}, and model=auto takes "
+            f"integers for numbers; for tokens set model=transformer, last=true and vocabulary={high + 1}, and for "
+            "numbers use inputs.astype(np.float32).",
+            stacklevel=4,
+        )
+
+
 def _row_shapes(example: Batch, count: int) -> Batch:
     """Returns the shapes of a batch of `count` rows."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype), example)
@@ -226,16 +245,22 @@ def _check_layers(
 
     Raises:
         ValueError: dropout is off in training, or on in a test; or tokens of the data have no embedding, for which flax
-            gives NaN.
+            gives NaN, or are negative, for which it counts from the end.
     """
     pixels = data.inputs.dtype == np.uint8 or not np.issubdtype(data.inputs.dtype, np.integer)
     embeddings = (nn.Embed, *nnx_classes("Embed"))
-    tokens = 0 if pixels else int(data.inputs.max(initial=-1)) + 1
+    tokens, least = (0, 0) if pixels else (int(data.inputs.max(initial=-1)) + 1, int(data.inputs.min(initial=0)))
 
     def observer(train: bool):
         def call(usual, args, kwargs, context):
             module = context.module
-            if isinstance(module, embeddings) and args and args[0] is example.x and module.num_embeddings < tokens:
+            embeds = isinstance(module, embeddings) and args and args[0] is example.x
+            if embeds and least < 0:
+                raise ValueError(
+                    f"inputs of {data.name} must be tokens from 0 for an embedding, got {least}, which would be one of "
+                    "the last tokens; give padding a token of its own."
+                )
+            if embeds and module.num_embeddings < tokens:
                 raise ValueError(
                     f"module must have an embedding for each of the {tokens} tokens of {data.name}, got "
                     f"{module.num_embeddings}; give CharRNN or Transformer vocabulary={tokens}, and a network of your "

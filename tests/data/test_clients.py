@@ -197,6 +197,7 @@ def test_federate_names_the_row_that_is_not_finite(bad):
         (RNG.normal(size=(12, 3)), RNG.normal(size=(12, 2)), "regression", 3, np.float64),
         (RNG.integers(0, 2, (12, 3)), IMAGES, "multilabel", 3, bool),
         (RNG.integers(0, 2, (12, 3)) > 0, np.zeros((12, 3), int), "multilabel", 3, bool),
+        (RNG.integers(0, 2, (12, 3)), RNG.integers(-7, 0, (12, 3)), "multilabel", 3, bool),
         (RNG.integers(-1, 2, (12, 3)), RNG.integers(0, 7, (12, 3)), "next_token", 7, np.int32),
         (RNG.integers(0, 2, (12, 3)), RNG.integers(0, 7, (12, 3)), "next_token", 7, np.int32),
     ],
