@@ -1,16 +1,16 @@
 """Comparison of settings: means over seeds, paired differences, and the cost of reaching a target.
 
 Differences are between runs of the same seed on equal federations (by the `fingerprint` in their summaries), with
-equally many rounds and clients in a cohort: these have the same clients, initial models and cohorts. Their mean is
-tested by Student's paired t-test and by Wilcoxon's signed-rank test. With few seeds either detects large effects only:
-the smallest p of Wilcoxon's test is 0.25 for three seeds, and 0.0625 for five. Both are of one comparison; Holm's
-correction adjusts the p of the t-test for all comparisons of a table.
+equally many rounds and clients in a cohort, of which the same take part: these have the same clients, initial models
+and cohorts. Their mean is tested by Student's paired t-test and by Wilcoxon's signed-rank test. With few seeds either
+detects large effects only: the smallest p of Wilcoxon's test is 0.25 for three seeds, and 0.0625 for five. Both are of
+one comparison; Holm's correction adjusts the p of the t-test for all comparisons of a table.
 """
 
 import math
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from jaxfl.schema import checked
@@ -162,7 +162,15 @@ COLUMN_NAMES = {
     "worst 10 %": "worst",
     "s a round": "seconds",
 }  # names of these in `columns`; the others have their titles in lower case
-BUDGET = {"rounds_asked": "rounds", "cohort": "cohort", "eval_clients": "eval_clients"}  # of a summary: its option
+# Entries of a summary, and what they are called: rows that differ in one have other budgets or cohorts.
+BUDGET = {"rounds_asked": "rounds", "cohort": "cohort", "eval_clients": "eval_clients", "sampler": "sampler"}
+# Options of a run from which its sampler follows, and their usual values.
+PARTICIPATION = {
+    "run.dropouts": 0.0,
+    "run.sampler": "uniform",
+    "run.availability": "always",
+    "run.availability_period": 24.0,
+}
 
 
 class Line(NamedTuple):
@@ -229,7 +237,7 @@ class Line(NamedTuple):
         """
         found = []
         for run in self.runs.values():
-            known = [one for one in run.history if one.get(self.metric) is not None]
+            known = [one for one in counted_records(run) if one.get(self.metric) is not None]
             records = [one for one in known if (one[self.metric] <= target if lower else one[self.metric] >= target)]
             if not records or any(records[0].get(name) is None for name in columns):
                 return None
@@ -247,12 +255,15 @@ class Line(NamedTuple):
         facts = {name: summary.get(name) for name in ("data", "num_clients", "rounds")} | facts
         options = summary.get("options", {})
         of_data = {name: value for name, value in options.items() if name.startswith("data.") or name == DATA_CHECKSUM}
-        return {name: value for name, value in (facts | of_data).items() if value is not None}
+        facts |= {"sampler": _older_sampler(options)} if options and "sampler" not in facts else {}
+        facts |= of_data
+        return {name: value for name, value in facts.items() if value is not None}
 
     def is_comparable(self, other: "Line") -> bool:
         """Returns whether nothing that is known tells the federations and the budgets of two rows apart.
 
-        Where both have runs of one seed with fingerprints, these decide; otherwise the options of the data.
+        Where both have runs of one seed with fingerprints, these decide on the federation; otherwise the options of the
+        data.
         """
         one, two = self.fingerprints(), other.fingerprints()
         common = one.keys() & two.keys()
@@ -260,6 +271,25 @@ class Line(NamedTuple):
         names = BUDGET.values() if common else own.keys()
         same = all(own[name] == others[name] for name in names if name in own and name in others)
         return same and all(one[seed] == two[seed] for seed in common)
+
+
+def counted_records(run: ComparedRun) -> Sequence[dict[str, Any]]:
+    """Returns the records of a history by which the cost of reaching a target is counted.
+
+    With `test_rows`, all evaluations but the last are of some rows, and the last one, of all, is left out.
+    """
+    return [*run.history][:-1] if run.summary.get("test_rows") is not None else [*run.history]
+
+
+def _entry_values(records: Iterable[Mapping[str, Any]], entry: str) -> list[float]:
+    """Returns the values of an entry in the records that have one."""
+    return [value for one in records if isinstance(value := one.get(entry), int | float)]
+
+
+def _older_sampler(options: Mapping[str, Any]) -> str:
+    """Returns what stands for the sampler of a run whose summary has none, of an older version, by its options."""
+    given = {name: options[name] for name, usual in PARTICIPATION.items() if options.get(name, usual) != usual}
+    return " ".join(f"{name.removeprefix('run.')}={value}" for name, value in given.items()) or "uniform"
 
 
 class TableColumn(NamedTuple):
@@ -609,8 +639,9 @@ def compare(
             for single rows a dictionary by their names. None takes the main metric of each row's task, such as
             `micro_accuracy`. A row that was not fine-tuned has no `"tuned"`, and is compared by the models that it
             serves.
-        target: value of the metric up to which rounds and bytes are counted; None takes the largest whole percent that
-            every run reaches (where lower is better, the lowest number of two digits), if all are on one federation.
+        target: value of the metric up to which rounds and bytes are counted, see `counted_records`; None takes the
+            largest whole percent that every run reaches (where lower is better, the lowest number of two digits), if
+            all are on one federation and are tested on as many rows.
         columns: of the tables, in order, such as `("micro", "ari")`; None shows all.
 
     Raises:
@@ -781,16 +812,16 @@ def _comparison_of(
         raise ValueError(f"target must be a finite number, got {target}; None takes a value that every run reaches.")
     runs = [run for line in lines for run in line.runs.values()]
     names = tuple(sorted({name for run in runs for name in run.summary.get("lower_is_better", ())}))
-    reached = []  # by every run
+    reached = []  # the best value of every run
     for line in lines:
         if target is not None and line.metric.endswith(PERCENT_METRICS) and not 0 <= target <= 1:
             raise ValueError(f"target must be a share of 1 for {line.metric}, got {target:g}; 0.85 is 85 %.")
         best = min if is_lower_better(line.metric, names) else max
         for run in line.runs.values():
-            values = (value for one in run.history if isinstance(value := one.get(line.metric), int | float))
-            reached.append((line.metric, best(values, default=None)))
+            reached.append(best(_entry_values(counted_records(run), line.metric), default=None))
     for name, one in zip(asked, lines, strict=True):
-        if all(value is None for metric, value in reached if metric == one.metric):
+        same = [run for line in lines if line.metric == one.metric for run in line.runs.values()]
+        if not any(_entry_values(run.history, one.metric) for run in same):
             records = [record for run in runs for record in run.history]
             numbers = sorted(
                 {key for record in records for key, value in record.items() if isinstance(value, int | float)}
@@ -805,10 +836,12 @@ def _comparison_of(
                 f"metric must be one for all rows on {label}, whatever models and clients it is of, got "
                 f"{' and '.join(kinds.values())}; compare each by its own command."
             )
-    known = [value for _, value in reached if value is not None]
+    known = [value for value in reached if value is not None]
+    tested = {run.summary.get("test_rows") for run in runs}
     lower = {is_lower_better(line.metric, names) for line in lines}
-    alike = len({(line.data, line.main) for line in lines}) == 1 and len(lower) == 1
-    if target is None and alike and len(known) == len(reached) and 0 < min(known) and max(known) < math.inf:
+    alike = len({(line.data, line.main) for line in lines}) == len(lower) == len(tested) == 1
+    every = len(known) == len(reached) and 0 < min(known) and max(known) < math.inf
+    if target is None and alike and every:
         target = _rounded_up(max(known)) if lower == {True} else _whole_percent(min(known))
     found = Comparison(lines, target, names, None if columns is None else tuple(columns))
     there = found.available_columns()

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxfl.analysis.comparison import PARTICIPATION, Line
 from jaxfl.data import catalog
 from jaxfl.files import real_path, user_path
 from jaxfl.settings import options, user_code
@@ -18,7 +19,7 @@ from jaxfl.simulation.records.identity import DATA_CHECKSUM
 # What a run's numbers do not depend on, but for rounding.
 MACHINE_OPTIONS = ("run.chunk", "run.devices", "run.resident", "run.fast_forms")
 # Entries of a setting that are of its federation and its budget, beside the options of the data.
-DATA_ENTRIES = ("data", "rounds", "cohort", "run.eval_clients", DATA_CHECKSUM)
+DATA_ENTRIES = ("data", "rounds", "cohort", "run.eval_clients", *PARTICIPATION, DATA_CHECKSUM)
 
 EMPTY: tuple[Any, ...] = (None, "", [], {})  # values of options that choose nothing
 
@@ -96,7 +97,8 @@ def read_runs(
             has the options that vary for the method on some federation, and nothing of data, rounds and cohort.
 
     Warns:
-        UserWarning: a file is none of a run, or a damaged one; the run is left out.
+        UserWarning: a file is none of a run, or a damaged one, or with `by_data` the run is that of another folder, by
+            its federation, its seed and its name, whatever its config says of the data; the run is left out.
 
     Raises:
         ValueError: a folder has no run, none of all runs is finished and can be read, or two are of one setting and
@@ -156,8 +158,23 @@ def read_runs(
     named = setting_names([run.setting() for run in first], [run.usual() for run in first], by_data=by_data)
     by_name: dict[str, list[FinishedRun]] = {}
     for name, same in zip(named, settings.values(), strict=True):
-        by_name.setdefault(name, []).extend(same)
+        kept = by_name.setdefault(name, [])
+        for run in same:
+            twin = next((other for other in kept if _is_on_federation_of(run, other)), None) if by_data else None
+            if twin is None:
+                kept.append(run)
+                continue
+            warnings.warn(
+                f"{str(twin.path)!r} and {str(run.path)!r} are one run of {name!r}, of seed {run.seed} on one "
+                "federation, with other options of the data; the second one is left out.",
+                stacklevel=2,
+            )
     return by_name, sorted(unfinished)
+
+
+def _is_on_federation_of(run: FinishedRun, other: FinishedRun) -> bool:
+    """Returns whether nothing tells the seeds, the federations and the budgets of two runs apart."""
+    return run.seed == other.seed and Line("", {run.seed: run}).is_comparable(Line("", {run.seed: other}))
 
 
 def _histories(folder: Path) -> Iterator[Path]:

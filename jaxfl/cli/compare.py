@@ -61,6 +61,9 @@ def run_notes(found: AnyComparison, unfinished: Sequence[Path]) -> list[str]:
     """
     parts = [found] if isinstance(found, Comparison) else found.parts.values()
     runs: list[Any] = [run for part in parts for line in part.lines for run in line.runs.values()]
+    counted: list[Any] = [
+        run for part in parts if part.target is not None for line in part.lines for run in line.runs.values()
+    ]
     notes = []
     if isinstance(found, Comparison) and len(found.data) > 1:
         notes.append(
@@ -71,6 +74,11 @@ def run_notes(found: AnyComparison, unfinished: Sequence[Path]) -> list[str]:
         notes.append(
             f"not paired, since an older version has made them and no fingerprint of their federation is kept: "
             f"{_named_folders(unknown)}; jaxfl run with their options and --resume adds it."
+        )
+    if some := [run.path for run in counted if run.summary.get("test_rows") is not None]:
+        notes.append(
+            "rounds and bytes until the target are by evaluations of some rows (test_rows), without the last, which "
+            f"is of all: {_named_folders(some)}."
         )
     if early := [run.path for run in runs if run.summary["rounds"] < run.rounds]:
         notes.append(
@@ -254,6 +262,11 @@ def compare_runs(
         check_name("by", by, ["data"])
         if columns is not None:
             raise ValueError(f"--columns is of a table with one row for each setting, got {columns!r}; leave out --by.")
+        if target is not None and not (files.get("csv") or html):
+            raise ValueError(
+                f"--target is of rounds and bytes, which --by data writes with --csv and --html alone, got {target:g}; "
+                "add one of them, or leave --target out."
+            )
     asked: dict[Path, str] = {}
     for option, path in {**files, "plot": plot, "html": html}.items():
         if path is None:

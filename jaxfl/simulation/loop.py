@@ -14,6 +14,7 @@ import numpy as np
 from jaxfl.cohort import halve_chunk
 from jaxfl.data.clients import FederatedData
 from jaxfl.models.fast import rewriting
+from jaxfl.sampling import sampler_name
 from jaxfl.simulation import processes
 from jaxfl.simulation.callbacks import Finished
 from jaxfl.simulation.evaluation.evaluate import Evaluator
@@ -161,6 +162,7 @@ class RunState:
             fingerprint=federation_fingerprint(of_seed.identity),
             rounds_asked=spec.schedule.rounds,
             cohort=spec.cohort,
+            sampler=sampler_name(spec.sampler),
             compile_seconds=self._program.compile_seconds,
             lower_is_better=list(prepared.method.task.metrics.lower),
             factored=self._program.factored,

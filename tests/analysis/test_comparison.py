@@ -8,6 +8,7 @@ import shutil
 from types import SimpleNamespace
 
 import numpy as np
+import optax
 import pandas
 import pytest
 from rich.console import Console
@@ -267,6 +268,7 @@ def test_files_hold_the_table(runs, capsys):
             ("columns", "auc", "micro"),
         ),
         (["--columns", ","], ("columns", "none")),
+        (["--by", "data", "--target", "0.5", "--markdown", "t.md"], ("--target", "0.5", "--csv", "--html")),
         (["--label", "ifca=IFCA"], ("--label", "ifca=IFCA", "ROW=TEXT")),
         (["--label", "stocfl= "], ("--label", "stocfl= ", "ROW=TEXT")),
         (["--label", "stocfl=fedavg"], ("--label", "fedavg")),
@@ -588,7 +590,14 @@ def put(folder, **entries):
 
 @pytest.mark.parametrize(
     "other",
-    [{"data": "cifar"}, {"fingerprint": "split-anew"}, {"rounds_asked": 20}, {"cohort": 9}, {"eval_clients": 3}],
+    [
+        {"data": "cifar"},
+        {"fingerprint": "split-anew"},
+        {"rounds_asked": 20},
+        {"cohort": 9},
+        {"eval_clients": 3},
+        {"sampler": "poisson(0.5, capacity=9)"},
+    ],
 )
 def test_only_runs_on_equal_federations_are_paired(tmp_path, capsys, other):
     """Differences and bold means are within each federation and budget."""
@@ -596,7 +605,7 @@ def test_only_runs_on_equal_federations_are_paired(tmp_path, capsys, other):
     for seed in range(3):
         for method, accuracy in (("fedavg", 0.5), ("ifca", 0.6 + 0.01 * seed)):
             write(tmp_path / f"{method}-{seed}", seed, accuracy, method)
-            put(tmp_path / f"{method}-{seed}", eval_clients=5)
+            put(tmp_path / f"{method}-{seed}", eval_clients=5, sampler="uniform")
         write(tmp_path / f"prox-{seed}", seed, 0.9, "fedprox", **kept)
         put(tmp_path / f"prox-{seed}", **{"eval_clients": 5} | {key: other[key] for key in other if key not in kept})
     found = compare(finished.read_runs([tmp_path])[0])
@@ -610,6 +619,63 @@ def test_only_runs_on_equal_federations_are_paired(tmp_path, capsys, other):
     with pytest.raises(SystemExit):
         main(["compare", str(tmp_path)])
     assert re.search(mentions("note", 2, "--by data"), capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("option", [{"run.dropouts": 0.3}, {"run.sampler": "poisson"}, {"run.availability": "diurnal"}])
+def test_only_runs_in_which_the_same_clients_take_part_are_paired(tmp_path, option):
+    """Also those of versions whose summaries do not name the sampler; one of today without options is like them."""
+    for method, given in (("fedavg", {}), ("ifca", {"run.sampler": "uniform"}), ("fedprox", option)):
+        write(tmp_path / method, 0, 0.5, method, **given)
+    write(tmp_path / "ditto", 0, 0.5, "ditto")
+    put(tmp_path / "ditto", sampler="uniform")
+    found = compare(finished.read_runs([tmp_path / "fedavg", tmp_path])[0])
+    assert {line.name.split()[0] for line in found.lines if found.difference(line)} == {"ifca", "ditto"}
+    assert len(found.data) == 2
+    assert len(compare_by_data(finished.read_runs([tmp_path], by_data=True)[0]).parts) == 2
+
+
+def test_the_summary_names_the_sampler(tmp_path):
+    data = jaxfl.data.load("rotated-digits", num_clients=4, rows_per_client=20)
+    task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
+    method = jaxfl.methods.fedavg(task, optax.sgd(0.1))
+    runs = {
+        str(share): [jaxfl.run(method, data, rounds=1, cohort=4, sampler=jaxfl.sampling.dropouts(share))]
+        for share in (0.0, 0.4)
+    }
+    assert [one.summary["sampler"] for (one,) in runs.values()] == ["uniform", "dropouts(0.4, uniform)"]
+    found = compare(runs)
+    assert found.differences() == {} and len(found.data) == 2
+    named = jaxfl.run_named(
+        "fedavg",
+        "rotated-digits",
+        rounds=1,
+        cohort=4,
+        dropouts=0.4,
+        num_clients=4,
+        rows_per_client=20,
+        model="logistic",
+    )
+    assert compare({"a": runs["0.4"], "b": [named]}).differences()["b"][0].seeds == 1
+
+
+def test_costs_are_counted_on_equally_many_rows(tmp_path, capsys):
+    """With `test_rows` the last evaluation is of all rows: an accuracy of 0.9 there is none of the others."""
+    for method, accuracy in (("fedavg", 0.8), ("ifca", 0.9)):
+        write(tmp_path / method, 0, accuracy, method)
+    found = compare(finished.read_runs([tmp_path])[0])
+    assert found.target == 0.8 and found.lines[1].reached(0.8, ("round",)) == [10]
+    put(tmp_path / "ifca", test_rows=5)
+    found = compare(finished.read_runs([tmp_path])[0])
+    assert found.target is None and found.lines[1].reached(0.4, ("round",)) == [5]
+    assert found.lines[1].reached(0.8, ("round",)) is None and "90.00" in found.table()[2]
+    with pytest.raises(SystemExit):
+        main(["compare", str(tmp_path), "--target", "0.4"])
+    assert re.search(mentions("note", "test_rows", str(tmp_path / "ifca")), capsys.readouterr().err)
+    put(tmp_path / "fedavg", test_rows=5)
+    assert compare(finished.read_runs([tmp_path])[0]).target == 0.4
+    for method in ("fedavg", "ifca"):  # of a single evaluation, which is of all rows
+        (tmp_path / method / "history.jsonl").write_text(json.dumps(record(10, 0.9)) + "\n")
+    assert compare(finished.read_runs([tmp_path])[0]).target is None
 
 
 def test_runs_without_a_fingerprint_are_compared_and_not_paired(tmp_path, capsys):
@@ -779,13 +845,28 @@ def test_usual_values_are_in_no_name(tmp_path):
     assert list(finished.read_runs([tmp_path])[0]) == ["perfedavg", "fedavg", "fedavg finetune=2"]
 
 
-def test_folders_of_one_run_with_other_options_of_the_data_are_named(tmp_path):
+@pytest.mark.filterwarnings("default:.*are one run")
+def test_of_folders_of_one_run_with_other_options_of_the_data_one_is_left_out(tmp_path, capsys):
     for name, clients in (("here", 8), ("there", 12)):
         complete = options.route("fedavg", "iid-digits", num_clients=clients).complete()
         write(tmp_path / name, 0, 0.5, complete=complete, data="iid-digits")
-    runs = finished.read_runs([tmp_path], by_data=True)[0]
+    write(tmp_path / "ifca", 0, 0.6, "ifca", options.route("ifca", "iid-digits").complete(), data="iid-digits")
+    with pytest.warns(UserWarning, match=mentions("here", "there", "seed 0", "left out")):
+        runs = finished.read_runs([tmp_path], by_data=True)[0]
+    assert {name: [run.path.name for run in same] for name, same in runs.items()} == {
+        "fedavg": ["here"],
+        "ifca": ["ifca"],
+    }
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", str(tmp_path), "--by", "data"])
+    printed = capsys.readouterr()
+    assert ended.value.code == 0 and "60.00" in printed.out and re.search(mentions("here", "there"), printed.err)
+    both = [
+        *finished.read_runs([tmp_path / "here"])[0]["fedavg"],
+        *finished.read_runs([tmp_path / "there"])[0]["fedavg"],
+    ]
     with pytest.raises(ValueError, match=mentions("here", "there", "seed 0")):
-        compare_by_data(runs)
+        compare_by_data({"fedavg": both})
 
 
 def test_a_fact_that_is_an_option_too_is_once_in_the_name_of_a_federation():

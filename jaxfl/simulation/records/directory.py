@@ -123,7 +123,7 @@ CONFIG_TYPES: EntryTypes = {
 }
 _METRICS = r"(.*_)?(micro|macro|std|worst_decile|p\d+)_.*|(.*_)?(loss|seconds|bytes)"
 SUMMARY_TYPES: EntryTypes = {
-    "method|data|fingerprint": (str,),
+    "method|data|fingerprint|sampler": (str,),
     "rounds|seed|rounds_asked|num_clients|eval_clients|seeds_together": (int,),
     "cohort": (int, float),
     "options": (dict,),
