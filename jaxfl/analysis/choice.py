@@ -9,6 +9,9 @@ Details that the paper leaves open:
 - The intra-cluster distance always falls with K, so that its minimum is not informative. The elbow of its curve is
   taken: the K whose point is farthest below the chord from the first candidate to the last, both axes scaled to 0..1
   (Satopaa et al., "Finding a 'Kneedle' in a Haystack", ICDCS workshops 2011).
+- Criteria beside these two score the clusters themselves, see `jaxfl.clustering.cohesion`: the best silhouette or
+  Davies-Bouldin index of the clients' gradients at the initial model, or of their sorted class frequencies (the
+  Wasserstein-adjusted scores). One cluster has no score, so that K = 1 is never chosen by them.
 - Every K has the same clients, rows and seed, and all of the sampled clients are in every round.
 """
 
@@ -28,10 +31,14 @@ from jaxfl.data.partition import train_test_split
 from jaxfl.methods.base import Method
 from jaxfl.random import host_rng
 from jaxfl.schema import checked
+from jaxfl.simulation.evaluation.metrics import COHESION_METRICS, is_lower_better
 from jaxfl.simulation.progress import Diverged
+from jaxfl.simulation.records.history import json_ready
 from jaxfl.simulation.run import run
 
-Criterion = Literal["accuracy", "distance"]
+Criterion = Literal[
+    "accuracy", "distance", "silhouette", "davies_bouldin", "wasserstein_silhouette", "wasserstein_davies_bouldin"
+]
 
 
 class Choice(NamedTuple):
@@ -39,10 +46,11 @@ class Choice(NamedTuple):
 
     Attributes:
         num_clusters: the chosen K.
-        criterion: `"accuracy"` or `"distance"`.
+        criterion: as it was given.
         table: one row for every candidate, by K and ready for JSON: `num_clusters` (K), `accuracy` (micro, on the rows
             set aside; of another task its main metric), `distance` (FeSEM's objective in the last round; None if the
             method has none), `clusters` (those that have clients at the end), `seconds` (compilation included).
+            A criterion that scores clusters is there by its name, None where it is not defined.
         metric: the task's main metric.
     """
 
@@ -80,12 +88,17 @@ def choose_num_clusters(
             metric), each client with the model of its cluster; among equals the smallest K. `"distance"`: the
             elbow of FeSEM's intra-cluster distance (equation 6), which is neither the first nor the last K of a curve
             that falls; of a curve that is nowhere below its chord, the first.
+            `"silhouette"` and `"wasserstein_silhouette"`: the highest; `"davies_bouldin"` and
+            `"wasserstein_davies_bouldin"`: the lowest; of the clusters after the last round, among equals the smallest
+            K. They say which clusters are compact by the clients' gradients, or by how uneven their classes are, and
+            not whether their models are any better; true groups of `data` are not looked at.
         validation: share of a client's training rows that is set aside, at least one of them; None takes the
             federation's validation rows, and sets 0.2 aside where it has none.
         seed: of the sampled clients and of the rows set aside, and of every run.
 
     Raises:
-        ValueError: an argument is out of range, or the criterion is `"distance"` and the method has no `objective`.
+        ValueError: an argument is out of range, the criterion is `"distance"` and the method has no `objective`, or no
+            candidate ends with clusters that the criterion can score.
         RuntimeError: a run has diverged, see `jaxfl.run`.
 
     >>> import jaxfl, optax
@@ -106,12 +119,19 @@ def choose_num_clusters(
     )
     ids = np.sort(host_rng(seed, "choice", "clients").permutation(eligible)[:num_clients])
     sample = _sample_federation(data, ids, validation, seed)
+    if criterion in COHESION_METRICS:
+        sample = dataclasses.replace(sample, group=None)  # of data with true groups clusters are not scored without
     if criterion == "accuracy" and not np.asarray(sample.test.size).any():
         raise ValueError(f"num_clients must sample a client with validation rows, got none in {len(ids)}; sample more.")
     methods = {number: method(number) for number in numbers}  # all are created, and checked, before the first run
+    if criterion.startswith("wasserstein") and sample.kind != "classification":
+        raise ValueError(
+            f"criterion must be one that counts no classes for labels of the kind {sample.kind}, got {criterion!r}; "
+            'take "silhouette".'
+        )
     if criterion == "distance":
         _check_objective(methods[numbers[0]], sample)
-    tried = [_evaluate_candidate(number, methods[number], sample, rounds, seed) for number in numbers]
+    tried = [_evaluate_candidate(number, methods[number], sample, rounds, seed, criterion) for number in numbers]
     table, main = [row for row, _ in tried], tried[0][1]
     if criterion == "accuracy":
         if any(row[main] is None or math.isnan(row[main]) for row in table):
@@ -119,6 +139,8 @@ def choose_num_clusters(
         sign = -1 if main in methods[numbers[0]].task.metrics.lower else 1
         # rounded: equal accuracies may differ by the order of a sum
         best = max(table, key=lambda row: (round(sign * row[main], 12), -row["num_clusters"]))["num_clusters"]
+    elif criterion in COHESION_METRICS:
+        best = _most_cohesive(table, criterion)
     else:
         best = numbers[elbow(numbers, [row["distance"] for row in table])]
     return Choice(best, criterion, table, main)
@@ -149,6 +171,24 @@ def _unit_scaled(values: np.ndarray) -> np.ndarray:
     """Returns values scaled to 0..1; zeros where they are equal."""
     width = np.ptp(values)
     return (values - values.min()) / (width if width else 1.0)
+
+
+def _most_cohesive(table: Sequence[dict[str, Any]], criterion: Criterion) -> int:
+    """Returns the number of clusters with the best score, the smallest among equals.
+
+    Raises:
+        ValueError: no candidate has a score.
+    """
+    scored = [row for row in table if row[criterion] is not None]
+    if not scored:
+        raise ValueError(
+            f"candidates must have one with 2 or more clusters, and fewer than clients, at the end for "
+            f"criterion={criterion!r}, got {[row['clusters'] for row in table]} clusters; add larger ones, sample more "
+            'clients (num_clients), or take criterion="accuracy".'
+        )
+    sign = -1 if is_lower_better(criterion, ()) else 1
+    # rounded: equal scores may differ by the order of a sum
+    return max(scored, key=lambda row: (round(sign * row[criterion], 5), -row["num_clusters"]))["num_clusters"]
 
 
 def _eligible_clients(data: FederatedData, least: int) -> np.ndarray:
@@ -261,7 +301,7 @@ def _rows_by_client(split: Split) -> list[np.ndarray]:
 
 
 def _evaluate_candidate(
-    number: int, method: Method, data: FederatedData, rounds: int, seed: int
+    number: int, method: Method, data: FederatedData, rounds: int, seed: int, criterion: Criterion
 ) -> tuple[dict[str, Any], str]:
     """Returns the row of one candidate, and the name of the task's main metric."""
     began = time.perf_counter()
@@ -275,6 +315,7 @@ def _evaluate_candidate(
         "distance": record.get("objective"),
         "clusters": record["num_clusters"],
         "seconds": time.perf_counter() - began,
+        **({criterion: json_ready(record[criterion])} if criterion in COHESION_METRICS else {}),
         main: record[f"micro_{main}"],  # last, so that no other entry of this name replaces it
     }
     return row, main

@@ -144,6 +144,9 @@ METRIC_COLUMNS = {
 SUMMARY_COLUMNS = {
     "clusters": ("num_clusters", 1),
     "ARI": ("ari", 3),
+    "silhouette": ("silhouette", 3),
+    "Davies-Bouldin": ("davies_bouldin", 3),
+    "Wasserstein": ("wasserstein_silhouette", 3),
     "epsilon": ("epsilon", 2),
     "smallest sum": ("smallest_sum", 1),
     "MB up": ("bytes_up", 3),

@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-DISTANCE = "distance from the cluster's centre"
+TITLES = {
+    "distance": "distance from the cluster's centre",
+    "silhouette": "silhouette of gradients",
+    "davies_bouldin": "Davies-Bouldin index of gradients",
+    "wasserstein_silhouette": "silhouette of sorted class shares",
+    "wasserstein_davies_bouldin": "Davies-Bouldin of sorted class shares",
+}
 
 
 class ChoiceLike(Protocol):
@@ -28,7 +34,7 @@ class ChoiceLike(Protocol):
 
     @property
     def criterion(self) -> str:
-        """The criterion: `"accuracy"` or `"distance"`."""
+        """The criterion: `"accuracy"`, `"distance"`, or a score of clusters that is in the table."""
         ...
 
     @property
@@ -43,22 +49,24 @@ class ChoiceLike(Protocol):
 
 
 def choice(choice: ChoiceLike) -> "Figure":
-    """Draws accuracy and distance by the number of clusters; a ring marks the chosen one.
+    """Draws accuracy, distance and the criterion by the number of clusters; a ring marks the chosen one.
 
-    Without a distance there is one panel. Where the criterion was the distance, its chord is dotted: the elbow is the
-    point farthest below.
+    There is no panel of a distance that the method lacks. Where the criterion was the distance, its chord is dotted:
+    the elbow is the point farthest below.
 
     Args:
         choice: result of `jaxfl.choose_num_clusters`.
     """
     rows = choice.table
     numbers = [row["num_clusters"] for row in rows]
+    decisive = choice.metric if choice.criterion == "accuracy" else choice.criterion
     names = [name for name in (choice.metric, "distance") if all(row[name] is not None for row in rows)]
+    names += [] if decisive in (choice.metric, "distance") else [decisive]  # not defined for one cluster
     figure = style.figure((3.6 * len(names) + 0.2, 3.0))
     color, mark = style.BASE[0], style.BASE[5]
     for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
-        values = [row[name] for row in rows]
-        decided = (name == "distance") == (choice.criterion == "distance")
+        values = [math.nan if row[name] is None else row[name] for row in rows]
+        decided = name == decisive
         if decided and name == "distance":
             axes.plot([numbers[0], numbers[-1]], [values[0], values[-1]], ":", color="#444444", lw=1, label="chord")
         axes.plot(numbers, values, "-o", color=color, ms=4)
@@ -67,9 +75,7 @@ def choice(choice: ChoiceLike) -> "Figure":
         axes.plot(
             numbers[place], values[place], "o", ms=11, mfc="none", mec=mark, mew=1.6, ls="", label=label, clip_on=False
         )
-        axes.set_title(
-            DISTANCE if name == "distance" else f"{style.plain(name)} on rows set aside", fontsize=10, loc="left"
-        )
+        axes.set_title(TITLES.get(name, f"{style.plain(name)} on rows set aside"), fontsize=10, loc="left")
         axes.set_xlabel("number of clusters")
         style.light_grid(axes)
         axes.margins(0.09, 0.12)

@@ -27,7 +27,7 @@ import numpy as np
 from jaxfl.data.clients import FederatedData
 from jaxfl.files import copy_path, keep_copy, user_path, write_bytes
 from jaxfl.schema import check_type
-from jaxfl.simulation.evaluation.metrics import counted_clients, is_lower_better, main_metric
+from jaxfl.simulation.evaluation.metrics import COHESION_METRICS, counted_clients, is_lower_better, main_metric
 from jaxfl.simulation.loggers import GROUP_METRICS
 from jaxfl.simulation.loggers import csv as csv
 from jaxfl.simulation.loggers import mlflow as mlflow
@@ -173,6 +173,8 @@ def _lacking_phrase(metric: str | None, data: FederatedData, tuned: bool) -> str
         return "rows that are set apart (validation=0.1), and there are none" if data.validation is None else ""
     if name in GROUP_METRICS:
         return "true groups, and the data name none" if data.group is None else ""
+    if name in COHESION_METRICS:
+        return "data without true groups, which these have" if data.group is not None else ""
     tested = np.asarray(data.test.size) > 0
     if name.startswith("unseen_"):
         held_out = data.held_out is not None and (tested & np.asarray(data.held_out)).any()

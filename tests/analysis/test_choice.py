@@ -15,6 +15,7 @@ from jaxfl.analysis import choice
 from jaxfl.analysis.choice import choose_num_clusters, elbow
 from jaxfl.data import conditions, divide, federate
 from jaxfl.data.synthetic import clustered_linear
+from jaxfl.simulation.evaluation.metrics import COHESION_METRICS
 from jaxfl.testing.small import linear_task
 from tests.messages import mentions
 from tests.problems import batch_of
@@ -294,3 +295,27 @@ def test_who_is_not_there_yet_is_not_sampled():
         lambda k: methods.ifca(task, optax.sgd(0.1), num_clusters=k), data, (1, 2), rounds=1, num_clients=4
     )
     assert chosen.num_clusters in (1, 2)
+
+
+@pytest.mark.parametrize("criterion", COHESION_METRICS)
+def test_clusters_are_chosen_by_a_score_of_theirs_without_the_groups(criterion, samples, chosen):
+    found = choose_num_clusters(fesem, DATA, (1, 2, 3), criterion=criterion, **OPTIONS)
+    assert all(sample.group is None for sample in samples) and found.criterion == criterion
+    assert found.table[0][criterion] is None, "one cluster has no score"
+    assert [{**row, criterion: 0} for row in untimed(found)] == [{**row, criterion: 0} for row in untimed(chosen)]
+    scored = {row["num_clusters"]: row[criterion] for row in found.table[1:] if row[criterion] is not None}
+    best = (min if criterion.endswith("davies_bouldin") else max)(scored, key=scored.__getitem__)
+    assert found.num_clusters == best
+    if not criterion.startswith("wasserstein"):
+        assert best == 2, "two planted groups"
+    json.dumps(found._asdict(), allow_nan=False)
+    curve, _ = plots.choice(found).axes[-1].get_lines()
+    assert points(curve)[1:] == [(number, found.table[number - 1][criterion]) for number in (2, 3)]
+
+
+def test_a_score_of_clusters_needs_a_candidate_with_two_of_them_and_classes_where_it_counts_them():
+    with pytest.raises(ValueError, match=mentions("candidates", "silhouette", "[1, 1]", "num_clients")):
+        choose_num_clusters(fedavg, DATA, (1, 2), criterion="silhouette", **OPTIONS)
+    continuous = replace(DATA, labels=np.asarray(DATA.labels, np.float32)[:, None])
+    with pytest.raises(ValueError, match=mentions("criterion", "regression", "wasserstein_silhouette")):
+        choose_num_clusters(fedavg, continuous, (1, 2), criterion="wasserstein_silhouette", **OPTIONS)

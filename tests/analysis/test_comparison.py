@@ -304,6 +304,18 @@ def test_a_table_has_the_columns_that_are_asked_for(runs, capsys):
         assert row[0] == whole[0] and row[2] == row[3]  # the clients have equally many rows
 
 
+def test_scores_of_clusters_without_groups_are_columns_where_a_run_has_them(runs):
+    assert "silhouette" not in compare(finished.read_runs([runs])[0]).table()[0]
+    for folder in (runs / "stocfl").glob("seed-*"):
+        summary = json.loads((folder / "summary.json").read_text())
+        summary |= {"silhouette": 0.25, "davies_bouldin": 1.5, "wasserstein_silhouette": None}
+        (folder / "summary.json").write_text(json.dumps(summary))
+    header, fedavg, stocfl = compare(finished.read_runs([runs])[0]).table("<b>{}</b>")
+    places = [header.index(title) for title in ("silhouette", "Davies-Bouldin")]
+    assert "Wasserstein" not in header and [fedavg[place] for place in places] == ["-", "-"]
+    assert [stocfl[place].split()[0] for place in places] == ["0.250", "1.500"], "and not marked as the best"
+
+
 def test_rows_are_called_by_their_labels(runs, capsys):
     """A method in all its rows, and one row whose name has an equals sign."""
     for rate in (0.1, 0.2):

@@ -99,13 +99,17 @@ RESULT_COLUMNS = {
     "worst 10%": ("worst_decile_{}", 1, "{:.4f}"),
     "clusters": ("num_clusters", 1, "{:g}"),
     "ARI": ("ari", 1, "{:z.3f}"),
+    "silhouette": ("silhouette", 1, "{:z.3f}"),
+    "Davies-Bouldin": ("davies_bouldin", 1, "{:.3f}"),
+    "Wasserstein": ("wasserstein_silhouette", 1, "{:z.3f}"),
     "diverged": ("diverged", 1, "{:g}"),
     "epsilon": ("epsilon", 1, "{:.2f}"),
     "rounds/s": ("seconds_per_round", -1, "{:.3g}"),
     "compile": ("compile_seconds", 1, "{:.1f} s"),
     "memory": ("peak_bytes", 1e-6, "{:.0f} MB"),
 }
-OPTIONAL_COLUMNS = ("tuned", "validation", "attack success", "diverged", "epsilon")
+COHESION_COLUMNS = ("silhouette", "Davies-Bouldin", "Wasserstein")  # of data without true groups
+OPTIONAL_COLUMNS = ("tuned", "validation", "attack success", *COHESION_COLUMNS, "diverged", "epsilon")
 
 
 def results_table(

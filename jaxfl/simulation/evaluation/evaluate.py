@@ -24,6 +24,7 @@ from jaxfl.data.windows import Windows
 from jaxfl.engine import by_size, over_clients
 from jaxfl.methods.base import Method, keep_clusters
 from jaxfl.random import host_rng
+from jaxfl.simulation.evaluation.cohesion import CohesionScorer
 from jaxfl.simulation.evaluation.finetune import FineTune, server, trainer
 from jaxfl.simulation.evaluation.metrics import (
     SUCCESS,
@@ -317,7 +318,7 @@ def evaluator(
     Where the federation has validation rows, a second pass tests the models on them, without fine-tuning: the metrics
     whose names begin with `validation_`. The pass sees no test row, not even where a method assigns clients by them.
     Where attackers have a backdoor, another pass tests the models on test rows with the trigger: the metric
-    `attack_success_rate`.
+    `attack_success_rate`. Data without true groups get the scores of `cohesion.py`, too.
 
     Args:
         method: gives the models (`assign`, then `client_params`) and the task.
@@ -340,11 +341,14 @@ def evaluator(
     if data.trigger is not None:
         hit = _test_rows_evaluator(method, on_triggered(data), plan, None, test_rows, clients, stream)
         others.append((hit, lambda found: {SUCCESS: found.metrics[f"micro_{found.main}"]}))
-    if not others:
+    cohesion = CohesionScorer(method, data) if data.group is None else None
+    if not others and cohesion is None:
         return look
 
     def all_tests(key: Key, state: Any) -> Evaluation:
         found = look(key, state)
+        if cohesion is not None:
+            found = found._replace(metrics=found.metrics | cohesion(key, found))
         for test, metrics_of in others:
             found = found._replace(metrics=found.metrics | metrics_of(test(key, state)))
         return found

@@ -11,6 +11,9 @@ rows:
   highest, where lower is better): over clients.
 - `ari`, `nmi`, `purity`, `num_clusters`: found clusters against true groups, of the clients that have training rows and
   a cluster; None where the true groups are unknown.
+- `silhouette`, `davies_bouldin`, `wasserstein_silhouette`, `wasserstein_davies_bouldin`: the found clusters of the same
+  clients where the true groups are unknown, by their rows, see `cohesion.py`; None unless there are at least two
+  clusters, and one has two clients. Data with true groups have none of these.
 - `unseen_micro_accuracy`, `unseen_macro_accuracy`: of held-out clients, which are in none of the numbers above.
 - `attackers` (how many), `attackers_micro_accuracy`, `attackers_macro_accuracy`: where some clients attack (see
   `jaxfl.data.conditions`), which are in none of the numbers above.
@@ -47,6 +50,8 @@ NAME = re.compile(
     r"((micro|macro|std|worst_decile|p\d+)_)?(?P<metric>.+?)"
 )
 SUCCESS = "attack_success_rate"
+# of data without true groups alone; the second and the last are better where they are lower
+COHESION_METRICS = ("silhouette", "davies_bouldin", "wasserstein_silhouette", "wasserstein_davies_bouldin")
 COLUMNS = frozenset(("client", "name", "group", "held_out", "cluster", "train_rows", "test_rows", "loss"))  # of clients
 
 
@@ -115,12 +120,12 @@ def is_lower_better(name: str, lower: Iterable[str]) -> bool:
     Args:
         name: of the entry, such as `unseen_micro_mse`.
         lower: metrics that are, as `summary["lower_is_better"]` names them; a loss and the success of attackers always
-            are.
+            are, and a Davies-Bouldin index.
 
     >>> is_lower_better("unseen_micro_mse", ["mse"]), is_lower_better("micro_no_mse", ["mse"])
     (True, False)
     """
-    found, named = {"loss", SUCCESS, *lower}, NAME.fullmatch(name)
+    found, named = {"loss", SUCCESS, *COHESION_METRICS[1::2], *lower}, NAME.fullmatch(name)
     return name in found or (named is not None and named["metric"] in found)
 
 

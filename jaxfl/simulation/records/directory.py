@@ -128,7 +128,7 @@ SUMMARY_TYPES: EntryTypes = {
     "cohort": (int, float),
     "options": (dict,),
     "lower_is_better": (list,),
-    f"{_METRICS}|seconds_per_round|num_clusters|ari|nmi|purity": NUMBER,
+    f"{_METRICS}|(wasserstein_)?(silhouette|davies_bouldin)|seconds_per_round|num_clusters|ari|nmi|purity": NUMBER,
 }
 HEADER_TYPES = {"identity": dict, "round": int, "tally": dict, "records": int}  # of a run's checkpoint
 # Of a config and of an identity: where rows lie, on which devices clients are trained, and how many side by side.
