@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from jaxfl.cli.tables import choices
 from jaxfl.methods import KINDS, Row
+from jaxfl.methods.newcomer import PHRASES
 from jaxfl.models import MODELS
 from jaxfl.schema import REQUIRED, describe
 
@@ -51,9 +52,11 @@ differs, the options and their defaults, an example, and what it costs. These pa
 
 {tables}
 
-A method that is not here: [write your own](../howto/own-method.md). Methods that average into a global model take any
-optax optimiser for the server's step, `server_optimizer`; FedAdam and FedYogi as their paper writes them are in
-`jaxfl.server`.
+A method that is not here: [write your own](../howto/own-method.md). Methods that average into a global
+model take any optax optimiser for the server's step, `server_optimizer`; FedAdam and FedYogi as their paper writes
+them are in `jaxfl.server`.
+
+Clients that were not trained on: [what each method needs from a newcomer](../howto/newcomers.md).
 """
 
 
@@ -83,6 +86,22 @@ def exposure() -> str:
     return "\n".join(lines)
 
 
+def newcomers() -> str:
+    """Returns the table of what each method needs from a newcomer, with the options that change it, and the costs."""
+    lines = [
+        "| method | a newcomer needs | is served | receives | sends | passes over its rows |",
+        "|---|---|---|---|---|---|",
+    ]
+    for of_kind in KINDS.values():
+        for name, row in of_kind.items():
+            for one in row.newcomers:
+                words = "".join(f", `{option}={value}`" for option, value in one.options.items())
+                words += ", where it joins" * one.joins
+                cells = (PHRASES[one.needs], escape(one.served), one.down, one.up or "nothing", one.passes or "none")
+                lines.append(f"| [`{name}`](../../../{source(row)}){words} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def page(name: str, row: Row, cost: Cost) -> str:
     """Returns the page of a method."""
     module = sys.modules[row.factory.__module__]
@@ -102,6 +121,8 @@ def page(name: str, row: Row, cost: Cost) -> str:
         example(name, row),
         "## What the server sees",
         f"{escape(row.seen({}).sentence)} [What does the server learn?](../howto/server-learns.md) has all methods.",
+        "## What a newcomer needs",
+        f"{escape(row.newcomers[0].sentence)} [Serve newcomers](../howto/newcomers.md) has all methods.",
         "## What it costs",
         costs(name, row, cost),
         "## Source",

@@ -57,6 +57,7 @@ TABLES = {
     "more": speed.more,
     "models on the host": speed.models_on_the_host,
     "models on the host in words": speed.models_on_the_host_in_words,
+    "newcomers": methods.newcomers,
     "reliability": reliability.counts,
     "server sees": methods.exposure,
     "scaling machine": speed.scaling_machine,

@@ -53,6 +53,7 @@ from jaxfl.methods.knnper import knnper as knnper
 from jaxfl.methods.lg_fedavg import NO_WIRE as LG_FEDAVG_NO_WIRE
 from jaxfl.methods.lg_fedavg import lg_fedavg as lg_fedavg
 from jaxfl.methods.local import local as local
+from jaxfl.methods.newcomer import GLOBAL_MODEL, Newcomer
 from jaxfl.methods.pacfl import PRESETS as PACFL_PRESETS
 from jaxfl.methods.pacfl import pacfl as pacfl
 from jaxfl.methods.perfedavg import perfedavg as perfedavg
@@ -69,63 +70,133 @@ from jaxfl.methods.wecfl import wecfl as wecfl
 
 SINGLE_MODELS = "its server compares the models of single clients, and does not add them up"
 
+# What newcomers need, see `jaxfl.methods.newcomer`.
+TUNED = Newcomer("labels", "the global model, fine-tuned", passes="`finetune_epochs`, training")
+FIRST_MODEL = Newcomer(
+    "labels",
+    "the centre nearest to its first model",
+    passes="`first_epochs`, training",
+    down="2 models",
+    up="1 model",
+)
+FIRST_SKETCH = FIRST_MODEL._replace(up="a sketch of its first model")
+LOWEST_LOSS = (Newcomer("labels", "the model with the lowest loss", passes="K, forward", down="K models"),)
+TREE_OF_SPLITS = (
+    Newcomer(
+        "labels",
+        "the cluster that the tree of splits leads to",
+        passes="`local_epochs` for each split on its way, training",
+        down="1 model for each split on its way, and its cluster's",
+        up="a sketch of its update for each split",
+    ),
+)
+
 GLOBAL: dict[str, Row] = {  # one model for all clients
-    "fedavg": Row(fedavg, "one global model, averaged local models", "McMahan et al., AISTATS 2017"),
-    "fedsgd": Row(fedsgd, "one global model, averaged full-batch gradients", "McMahan et al., AISTATS 2017"),
-    "fedprox": Row(fedprox, "FedAvg with a proximal term", "Li et al., MLSys 2020"),
-    "feddane": Row(feddane, "FedAvg with steps corrected by the cohort's gradient", "Li et al., Asilomar 2019"),
+    "fedavg": Row(
+        fedavg, "one global model, averaged local models", "McMahan et al., AISTATS 2017", newcomers=GLOBAL_MODEL
+    ),
+    "fedsgd": Row(
+        fedsgd,
+        "one global model, averaged full-batch gradients",
+        "McMahan et al., AISTATS 2017",
+        newcomers=GLOBAL_MODEL,
+    ),
+    "fedprox": Row(fedprox, "FedAvg with a proximal term", "Li et al., MLSys 2020", newcomers=GLOBAL_MODEL),
+    "feddane": Row(
+        feddane,
+        "FedAvg with steps corrected by the cohort's gradient",
+        "Li et al., Asilomar 2019",
+        newcomers=GLOBAL_MODEL,
+    ),
     "fednova": Row(
         fednova,
         "FedAvg of updates that are normalised by their numbers of local steps",
         "Wang et al., NeurIPS 2020",
         presets=FEDNOVA_PRESETS,
         no_wire=FEDNOVA_NO_WIRE,
+        newcomers=GLOBAL_MODEL,
     ),
     "scaffold": Row(
         scaffold,
         "FedAvg with steps corrected by control variates of the clients and the server",
         "Karimireddy et al., ICML 2020",
+        newcomers=GLOBAL_MODEL,
     ),
     "feddyn": Row(
         feddyn,
         "FedProx with a linear term that makes local optima agree",
         "Acar et al., ICLR 2021",
         presets=FEDDYN_PRESETS,
+        newcomers=GLOBAL_MODEL,
     ),
-    "feddist": Row(feddist, "a step towards the mean of the local models", "Nichol et al., 2018; Long et al., 2022"),
-    "feddws": Row(feddws, "FedDist weighted by rows", "Nichol et al., 2018; Long et al., 2022"),
+    "feddist": Row(
+        feddist,
+        "a step towards the mean of the local models",
+        "Nichol et al., 2018; Long et al., 2022",
+        newcomers=GLOBAL_MODEL,
+    ),
+    "feddws": Row(feddws, "FedDist weighted by rows", "Nichol et al., 2018; Long et al., 2022", newcomers=GLOBAL_MODEL),
 }
 
 PERSONAL: dict[str, Row] = {  # a model for each client, or a part of one
-    "local": Row(local, "every client trains alone", "baseline", no_wire="its clients send nothing"),
+    "local": Row(
+        local,
+        "every client trains alone",
+        "baseline",
+        no_wire="its clients send nothing",
+        newcomers=(Newcomer("nothing", "the initial model"),),
+    ),
     "fedavg_ft": Row(
-        fedavg_ft, "FedAvg, fine-tuned by each client before it is served", "McMahan et al., AISTATS 2017; baseline"
+        fedavg_ft,
+        "FedAvg, fine-tuned by each client before it is served",
+        "McMahan et al., AISTATS 2017; baseline",
+        newcomers=(TUNED,),
     ),
     "fedprox_ft": Row(
         fedprox_ft,
         "FedProx, fine-tuned by each client with its pull before it is served",
         "Li et al., MLSys 2020; baseline",
+        newcomers=(TUNED,),
     ),
-    "ditto": Row(ditto, "a model for each client, pulled to the global one", "Li et al., ICML 2021"),
+    "ditto": Row(
+        ditto,
+        "a model for each client, pulled to the global one",
+        "Li et al., ICML 2021",
+        newcomers=(
+            Newcomer("nothing", "what its solver serves: of FedAvg, the global model"),
+            Newcomer("nothing", "the initial model", options={"newcomers": "initial"}),
+        ),
+    ),
     "fedper": Row(
-        fedper, "shared base layers, a head for each client", "Arivazhagan et al., 2019", small={"personal": "bias"}
+        fedper,
+        "shared base layers, a head for each client",
+        "Arivazhagan et al., 2019",
+        small={"personal": "bias"},
+        newcomers=(Newcomer("nothing", "the shared base under the initial head"),),
     ),
     "fedrep": Row(
         fedrep,
         "FedPer with clients that train their head first, then the base",
         "Collins et al., ICML 2021",
         small={"personal": "bias", "head_epochs": 2},
+        newcomers=(Newcomer("nothing", "the shared base under the initial head"),),
     ),
     "fedrod": Row(
         fedrod,
         "a shared network with a generic head for balanced classes, and a personal head on top of it",
         "Chen and Chao, ICLR 2022",
+        newcomers=(Newcomer("nothing", "the network with its generic head"),),
     ),
     "fedproto": Row(
         fedproto,
         "a model for each client, pulled to the clients' mean features of each class; no model is sent",
         "Tan et al., AAAI 2022",
         no_wire=FEDPROTO_NO_WIRE,
+        newcomers=(
+            Newcomer(
+                "nothing", "the initial network, with all prototypes", down="the initial model and the prototypes"
+            ),
+        ),
     ),
     "lg_fedavg": Row(
         lg_fedavg,
@@ -133,6 +204,7 @@ PERSONAL: dict[str, Row] = {  # a model for each client, or a part of one
         "Liang et al., 2020",
         small={"shared": "kernel", "warmup_rounds": 1},
         no_wire=LG_FEDAVG_NO_WIRE,
+        newcomers=(Newcomer("nothing", "the shared layers on the personal ones of the warm-up"),),
     ),
     "fedbn": Row(
         fedbn,
@@ -140,44 +212,56 @@ PERSONAL: dict[str, Row] = {  # a model for each client, or a part of one
         "Li et al., ICLR 2021",
         small={"personal": "bias"},
         network="mlp-batch-norm",
+        newcomers=(Newcomer("nothing", "the shared layers with the initial normalisation"),),
     ),
     "fedbabu": Row(
         fedbabu,
         "a shared body under a head that stays as it was drawn, fine-tuned by each client",
         "Oh et al., ICLR 2022",
         small={"personal": "bias"},
+        newcomers=(
+            Newcomer("labels", "the model, fine-tuned", passes="`finetune_epochs`, training"),
+            Newcomer("nothing", "the body under the head that was drawn", options={"finetune_epochs": 0}),
+        ),
     ),
     "perfedavg": Row(
         perfedavg,
         "a global model that is adapted to a client by one gradient step",
         "Fallah et al., NeurIPS 2020",
         adapts="adaptation_rate",
+        newcomers=(Newcomer("nothing", "the global model; its step for the second test takes labelled rows"),),
     ),
     "knnper": Row(
         knnper,
         "FedAvg, whose predictions are mixed with those of a client's most similar training rows",
         "Marfoq et al., ICML 2022",
         small={"capacity": 16},
+        newcomers=(Newcomer("labels", "the global model, mixed with its own rows", passes="1, forward"),),
     ),
-    "apfl": Row(apfl, "a mixture of the global model and a personal model", "Deng et al., 2020"),
+    "apfl": Row(
+        apfl, "a mixture of the global model and a personal model", "Deng et al., 2020", newcomers=GLOBAL_MODEL
+    ),
     "pfedme": Row(
         pfedme,
         "personal models that are proximal points of the global one",
         "T. Dinh et al., NeurIPS 2020",
         small={"proximal_weight": 1.0, "outer_rate": 0.5},
         presets=PFEDME_PRESETS,
+        newcomers=GLOBAL_MODEL,
     ),
     "fedala": Row(
         fedala,
         "FedAvg, whose model each client mixes into its last one, number by number, before it trains",
         "Zhang et al., AAAI 2023",
         small={"personal": "bias"},
+        newcomers=GLOBAL_MODEL,
     ),
     "fedamp": Row(
         fedamp,
         "personal models, pulled to a mean of similar models",
         "Huang et al., AAAI 2021",
         no_wire=SINGLE_MODELS,
+        newcomers=(Newcomer("nothing", "the initial model"),),
     ),
 }
 
@@ -188,6 +272,7 @@ CLUSTERED: dict[str, Row] = {  # a model for each cluster
         "Ghosh et al., NeurIPS 2020",
         small={"num_clusters": 2},
         finds_clusters=True,
+        newcomers=LOWEST_LOSS,
     ),
     "clove": Row(
         clove,
@@ -195,6 +280,15 @@ CLUSTERED: dict[str, Row] = {  # a model for each cluster
         "Bhatia et al., ICML 2026",
         small={"num_clusters": 2},
         finds_clusters=True,
+        newcomers=(
+            Newcomer(
+                "labels",
+                "the model of the nearest vector of losses",
+                passes="K, forward",
+                down="K models",
+                up="K losses",
+            ),
+        ),
     ),
     "hypcluster": Row(
         hypcluster,
@@ -202,6 +296,7 @@ CLUSTERED: dict[str, Row] = {  # a model for each cluster
         "Mansour et al., 2020",
         small={"num_clusters": 2, "start": "random"},
         finds_clusters=True,
+        newcomers=LOWEST_LOSS,
     ),
     "fesem": Row(
         fesem,
@@ -210,6 +305,7 @@ CLUSTERED: dict[str, Row] = {  # a model for each cluster
         small={"num_clusters": 2},
         finds_clusters=True,
         presets=FESEM_PRESETS,
+        newcomers=(FIRST_MODEL,),
     ),
     "fesem_ma": Row(
         fesem_ma,
@@ -217,6 +313,7 @@ CLUSTERED: dict[str, Row] = {  # a model for each cluster
         "Long et al., World Wide Web 2022",
         small={"num_clusters": 2},
         finds_clusters=True,
+        newcomers=(FIRST_MODEL,),
     ),
     "wecfl": Row(
         wecfl,
@@ -225,6 +322,16 @@ CLUSTERED: dict[str, Row] = {  # a model for each cluster
         small={"num_clusters": 2},
         finds_clusters=True,
         presets=WECFL_PRESETS,
+        newcomers=(
+            FIRST_MODEL,
+            Newcomer(
+                "labels",
+                "the centre that training moves the least",
+                passes="K x `local_epochs`, training",
+                down="K models",
+                joins=True,
+            ),
+        ),
     ),
     "stocfl": Row(
         stocfl,
@@ -233,6 +340,23 @@ CLUSTERED: dict[str, Row] = {  # a model for each cluster
         small={"slots": 8},
         finds_clusters=True,
         presets=STOCFL_PRESETS,
+        newcomers=(
+            Newcomer(
+                "labels",
+                "the cluster with the nearest Psi",
+                passes="1, gradient",
+                down="2 models",
+                up="Psi, a gradient",
+            ),
+            Newcomer(
+                "labels",
+                "the cluster with the nearest Psi",
+                passes="`representation_epochs`, training",
+                down="2 models",
+                up="Psi, an update",
+                options={"representation": "displacement"},
+            ),
+        ),
     ),
     "feddrift": Row(
         feddrift,
@@ -240,6 +364,14 @@ CLUSTERED: dict[str, Row] = {  # a model for each cluster
         "Jothimurugesan et al., AISTATS 2023",
         small={"rounds_per_step": 1, "start": "own", "measure": "loss", "merge_threshold": 0.3, "slots": 8},
         finds_clusters=True,
+        newcomers=(
+            Newcomer(
+                "labels",
+                "the model of the pool with the lowest risk",
+                passes="1 for each model of the pool, forward",
+                down="all models of the pool",
+            ),
+        ),
     ),
     "cfl": Row(
         cfl,
@@ -248,6 +380,7 @@ CLUSTERED: dict[str, Row] = {  # a model for each cluster
         small={"sketch_size": None},
         finds_clusters=True,
         presets=CFL_PRESETS,
+        newcomers=TREE_OF_SPLITS,
     ),
     "layercfl": Row(
         layercfl,
@@ -256,6 +389,7 @@ CLUSTERED: dict[str, Row] = {  # a model for each cluster
         small={"sketch_size": None},
         finds_clusters=True,
         presets=LAYERCFL_PRESETS,
+        newcomers=TREE_OF_SPLITS,
     ),
     "adacfl": Row(
         adacfl,
@@ -264,6 +398,7 @@ CLUSTERED: dict[str, Row] = {  # a model for each cluster
         small={"sketch_size": None},
         finds_clusters=True,
         presets=LAYERCFL_PRESETS,
+        newcomers=TREE_OF_SPLITS,
     ),
     "flhc": Row(
         flhc,
@@ -271,6 +406,15 @@ CLUSTERED: dict[str, Row] = {  # a model for each cluster
         "Briggs et al., IJCNN 2020",
         small={"warmup_rounds": 1, "slots": 8},
         finds_clusters=True,
+        newcomers=(
+            Newcomer(
+                "labels",
+                "the cluster of the client with the nearest update",
+                passes="`local_epochs`, training",
+                down="2 models",
+                up="a sketch of its update",
+            ),
+        ),
     ),
     "kfed": Row(
         kfed,
@@ -278,6 +422,7 @@ CLUSTERED: dict[str, Row] = {  # a model for each cluster
         "Dennis et al., ICML 2021",
         small={"num_clusters": 2},
         finds_clusters=True,
+        newcomers=(FIRST_SKETCH,),
     ),
     "robust": Row(
         robust,
@@ -286,6 +431,7 @@ CLUSTERED: dict[str, Row] = {  # a model for each cluster
         small={"num_clusters": 2},
         finds_clusters=True,
         no_wire=SINGLE_MODELS,
+        newcomers=(FIRST_SKETCH,),
     ),
     "fedgroup": Row(
         fedgroup,
@@ -293,6 +439,15 @@ CLUSTERED: dict[str, Row] = {  # a model for each cluster
         "Duan et al., 2020",
         small={"num_clusters": 2},
         finds_clusters=True,
+        newcomers=(
+            Newcomer(
+                "labels",
+                "the group with the nearest direction",
+                passes="`first_epochs`, training",
+                down="2 models",
+                up="its first update",
+            ),
+        ),
     ),
     "pacfl": Row(
         pacfl,
@@ -300,6 +455,15 @@ CLUSTERED: dict[str, Row] = {  # a model for each cluster
         "Vahidian et al., AAAI 2023",
         small={"rank": 1, "threshold": 45.0, "slots": 8},
         presets=PACFL_PRESETS,
+        newcomers=(
+            Newcomer("inputs", "the cluster of the client with the nearest subspace", up="`rank` singular vectors"),
+            Newcomer(
+                "labels",
+                "the cluster of the client with the nearest subspaces",
+                up="`rank` singular vectors of each label",
+                options={"vectors": "label"},
+            ),
+        ),
     ),
     "fedem": Row(
         fedem,
@@ -307,12 +471,47 @@ CLUSTERED: dict[str, Row] = {  # a model for each cluster
         "Marfoq et al., NeurIPS 2021",
         small={"num_clusters": 2, "mean_over": "everybody"},
         presets=FEDEM_PRESETS,
+        newcomers=(
+            Newcomer("nothing", "the mixture with equal weights", down="K models"),
+            Newcomer(
+                "labels",
+                "the mixture with weights of its own, better in every round",
+                passes="K in every round, forward",
+                down="K models in every round",
+                options={"estimate": "everybody"},
+            ),
+            Newcomer(
+                "labels",
+                "the mixture with weights of its own",
+                passes="K, forward",
+                down="K models",
+                joins=True,
+            ),
+        ),
     ),
     "fedsoft": Row(
         fedsoft,
         "K centres, a model for each client, pulled to a mixture of them",
         "Ruan and Joe-Wong, AAAI 2022",
         presets=FEDSOFT_PRESETS,
+        newcomers=(
+            Newcomer("nothing", "the mixture of the centres with equal weights", down="K models"),
+            Newcomer(
+                "labels",
+                "the mixture of the centres with weights of its own, when they are estimated",
+                passes="K every `estimate_every` rounds, forward",
+                down="K models every `estimate_every` rounds",
+                options={"estimate": "everybody"},
+            ),
+            Newcomer("nothing", "the initial model", options={"newcomers": "initial"}),
+            Newcomer(
+                "labels",
+                "the centre that wins most of its rows",
+                passes="K, forward",
+                down="K models",
+                options={"served": "cluster"},
+            ),
+        ),
     ),
 }
 

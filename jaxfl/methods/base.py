@@ -26,8 +26,9 @@ import numpy as np
 from jaxfl import tree
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
-from jaxfl.methods.exposure import Seen, ServerSees, seen_with
+from jaxfl.methods.exposure import Seen, ServerSees, given_options, seen_with
 from jaxfl.methods.hyperparameters import Hyperparameters
+from jaxfl.methods.newcomer import Newcomer
 from jaxfl.schema import function_options
 from jaxfl.server.wire_context import active_wire
 from jaxfl.tasks import Task
@@ -205,6 +206,7 @@ class Row(NamedTuple):
             also test the model after that step. None where clients use the served model unchanged.
         network: of `jaxfl.models`, for the examples of the method's page.
         no_wire: the reason why the method takes no wire, as a clause; empty if it takes one, see `jaxfl.wired`.
+        newcomers: what newcomers need and are served, with the default options first; empty if it is not declared.
     """
 
     factory: Callable[..., Method]
@@ -216,6 +218,7 @@ class Row(NamedTuple):
     adapts: str | None = None
     network: str = "mlp"
     no_wire: str = ""
+    newcomers: tuple[Newcomer, ...] = ()
 
     @property
     def options(self) -> dict[str, Any]:
@@ -230,6 +233,17 @@ class Row(NamedTuple):
     def seen(self, options: Mapping[str, Any]) -> Seen:
         """Returns what the server is sent with these options, see `jaxfl.methods.exposure`."""
         return seen_with(self.factory, options)
+
+    def newcomer(self, options: Mapping[str, Any], *, joins: bool = False) -> Newcomer | None:
+        """Returns what a newcomer needs with these options; None if it is not declared.
+
+        Args:
+            options: of the factory.
+            joins: of a newcomer that joins between two rounds, see `Method.join`, and not of a held-out one.
+        """
+        given = given_options(self.factory, options, self.presets)
+        fitting = [one for one in self.newcomers if one.options.items() <= given.items() and (joins or not one.joins)]
+        return fitting[-1] if fitting else None
 
 
 def info(

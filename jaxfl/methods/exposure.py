@@ -92,9 +92,25 @@ def seen_with(factory: Callable[..., Any], options: Mapping[str, Any]) -> Seen:
     ('sums', 'the models of K single clients, and the losses of all')
     """
     declared: tuple[Seen, ...] = getattr(factory, "seen", ())
-    presets: Mapping[str, Mapping[str, Any]] = getattr(factory, "seen_presets", {})
-    values = {name: option.default for name, option in function_options(factory).items()} | dict(options)
-    given = {name: value for name, value in values.items() if value is not None}
-    given = {**presets.get(given.get("preset", ""), {}), **given}
+    given = given_options(factory, options, getattr(factory, "seen_presets", {}))
     fitting = [one for one in declared if one.options.items() <= given.items()]
     return fitting[-1] if fitting else Seen("unknown", "")
+
+
+def given_options(
+    factory: Callable[..., Any], options: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Returns all options of a factory that have a value: a given one, the default, or that of the preset.
+
+    Args:
+        factory: of a method.
+        options: the given ones.
+        presets: of the factory, see `Row.presets`.
+
+    >>> from jaxfl.methods import fedem
+    >>> given_options(fedem, {"num_clusters": 2}, {"paper": {"mean_over": "cohort"}})["mean_over"]
+    'cohort'
+    """
+    values = {name: option.default for name, option in function_options(factory).items()} | dict(options)
+    given = {name: value for name, value in values.items() if value is not None}
+    return {**presets.get(given.get("preset", ""), {}), **given}

@@ -33,7 +33,7 @@ def words(text):
 @pytest.mark.parametrize("width", [80, 120])
 def test_pages_fit_the_terminal_and_tell_every_option(name, width):
     lines = page(name, width).splitlines()
-    assert max(map(len, lines[2:])) <= width  # the first two are left to the terminal to wrap
+    assert max(map(len, lines[3:])) <= width  # the first three are left to the terminal to wrap
     told = {line.split()[0]: line for line in lines if line[:1].strip()}
     for option, known in function_options(METHODS[name].factory).items():
         assert option in told and known.line, option
@@ -138,3 +138,13 @@ def test_the_page_of_a_method_tells_what_its_server_sees(method, words):
     assert re.search(mentions(*words), CliRunner().invoke(app, ["methods", method]).stdout.splitlines()[1])
     (row,) = json.loads(CliRunner().invoke(app, ["methods", method, "--json"]).stdout)
     assert row["server_sees"] == METHODS[method].server_sees
+
+
+@pytest.mark.parametrize(
+    ("method", "needs", "words"),
+    [("pacfl", "inputs", ("unlabelled rows", "singular vectors")), ("ifca", "labels", ("labelled rows", "K models"))],
+)
+def test_the_page_of_a_method_tells_what_a_newcomer_needs(method, needs, words):
+    assert re.search(mentions(*words), CliRunner().invoke(app, ["methods", method]).stdout.splitlines()[2])
+    (row,) = json.loads(CliRunner().invoke(app, ["methods", method, "--json"]).stdout)
+    assert row["newcomer_needs"] == needs

@@ -210,7 +210,15 @@ def test_method_has_a_page(name):
     row = METHODS[name]
     page = methods.page(name, row, FREE)
     heads = re.findall(r"^## (.*)$", page, re.MULTILINE)
-    assert heads == ["The method", "Options", "Example", "What the server sees", "What it costs", "Source"]
+    assert heads == [
+        "The method",
+        "Options",
+        "Example",
+        "What the server sees",
+        "What a newcomer needs",
+        "What it costs",
+        "Source",
+    ]
     assert row.paper in page
     described = re.findall(r"^`(\w+)` \(.*\)\n:   (.*)$", page, re.MULTILINE)
     assert [option for option, _ in described] == list(row.options)

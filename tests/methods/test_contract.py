@@ -22,7 +22,7 @@ from tests.messages import mentions
 # Of different kinds: one model, a model of each client, a split model, given clusters, splits, and merges.
 CORE = ("fedavg", "ditto", "fedper", "ifca", "cfl", "stocfl")
 # These compile programs of their own. All others share one program of a round.
-DEAR = ("chunks", "devices", "padding rows", "padding clients", "seed", "cuts", "growth", "server sees")
+DEAR = ("chunks", "devices", "padding rows", "padding clients", "seed", "cuts", "growth", "server sees", "newcomers")
 # Method by method, so that the checks of one share what they compiled.
 PAIRS = [
     pytest.param(
@@ -74,6 +74,35 @@ def test_a_method_declares_what_its_row_does(name):
     method = row.factory(linear_task(), optax.sgd(0.3), **case_options(row))
     assert method.server_sees == row.server_sees == row.seen(row.small).level != "unknown"
     assert all(set(seen.options) <= set(row.options) for seen in row.factory.seen)
+    assert row.newcomer({}) is not None, "Row.newcomers must declare what newcomers need"
+    assert all(set(one.options) <= set(row.options) for one in row.newcomers)
+    assert method.join is not None or not any(one.joins for one in row.newcomers)
+
+
+# Options with which newcomers need more, or less, than with the default ones.
+NEWCOMERS = {
+    "ditto-initial": ("ditto", {"newcomers": "initial"}, "nothing"),
+    "fedbabu-0": ("fedbabu", {"finetune_epochs": 0}, "nothing"),
+    "fedem-everybody": ("fedem", {"estimate": "everybody"}, "labels"),
+    "fedsoft-cluster": ("fedsoft", {"served": "cluster"}, "labels"),
+    "fedsoft-everybody": ("fedsoft", {"estimate": "everybody"}, "labels"),
+    "fedsoft-initial": ("fedsoft", {"preset": "official", "newcomers": "initial"}, "nothing"),
+    "pacfl-official": ("pacfl", {"preset": "official", "threshold": 20.0}, "labels"),
+    "stocfl-official": ("stocfl", {"preset": "official"}, "labels"),
+}
+
+
+@pytest.mark.rotating(weeks=8)
+@pytest.mark.parametrize("case", NEWCOMERS)
+def test_options_change_what_newcomers_need(case):
+    name, options, needs = NEWCOMERS[case]
+    row = METHODS[name]._replace(small=METHODS[name].small | options)
+    assert row.newcomer(row.small).needs == needs
+    CHECKS["newcomers"](row)
+
+
+def test_a_check_tells_what_newcomers_need_where_it_is_not_declared():
+    assert "needs labels" in CHECKS["newcomers"](METHODS["ifca"]._replace(newcomers=()))
 
 
 # Options with which a server sees more, or no more, than with the default ones.
@@ -263,6 +292,7 @@ BROKEN = {
     "rows of others": reading_everybody,
     "rows per client": reading_rows_by_itself,
     "adapt": adapting_to_everybody,
+    "newcomers": adapting_to_everybody,
     "assign": lambda method: method._replace(
         assign=lambda key, state, data, cohort: state._replace(round=state.round + 1)
     ),
@@ -327,4 +357,4 @@ def test_a_broken_law_is_caught(law):
     if law == "devices" and len(jax.devices()) == 1:
         pytest.skip("it needs two devices")
     with pytest.raises(AssertionError):
-        CHECKS[law](Row(factory, f"{law}, broken", "none", finds_clusters=True))
+        CHECKS[law](Row(factory, f"{law}, broken", "none", finds_clusters=True, newcomers=healthy.newcomers))

@@ -19,7 +19,7 @@ SYMBOLS = {"B": "B, rows of a step", "E": "E, passes over a client's rows in a r
 
 
 def method_rows(names: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns name, summary, paper, what the server sees, and options of methods, ready for JSON.
+    """Returns name, summary, paper, what the server sees and a newcomer needs, and options of methods, for JSON.
 
     >>> row = method_rows(["fesem"])[0]["options"]["proximal_weight"]
     >>> row["default"], row["presets"], row["type"]
@@ -31,6 +31,7 @@ def method_rows(names: Sequence[str]) -> list[dict[str, Any]]:
             "summary": methods.row(name).summary,
             "paper": methods.row(name).paper,
             "server_sees": methods.row(name).server_sees,
+            "newcomer_needs": newcomer.needs if (newcomer := methods.row(name).newcomer({})) else None,
             "options": option_rows(method_options_by_name(name).values(), methods.row(name).presets),
         }
         for name in names
@@ -107,6 +108,7 @@ def method_page(name: str) -> "list[Table | str]":
     return [
         title,
         row.seen({}).sentence,
+        *([newcomer.sentence] if (newcomer := row.newcomer({})) else []),
         *(part for head, rows in heads.items() for part in ("", head, "", _options_table(rows))),
     ]
 

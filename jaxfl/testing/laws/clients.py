@@ -11,7 +11,7 @@ import numpy as np
 from jaxfl import tree
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
-from jaxfl.data.synthetic import clustered_linear
+from jaxfl.data.synthetic import clustered_linear, planted_weights
 from jaxfl.methods.base import Method, Row
 from jaxfl.server import aggregate
 from jaxfl.server.wire_context import activated
@@ -32,6 +32,7 @@ from jaxfl.testing.small import (
     FEATURES,
     HELD_OUT,
     SICK,
+    Case,
     case,
     federation,
     full_cohort,
@@ -200,6 +201,71 @@ def check_held_out_clients(row: Row) -> str | None:
         assigned.cluster, data.group, "held-out clients must be served the model of their group's cluster"
     )
     return None
+
+
+def check_newcomers(row: Row) -> str | None:
+    """Whatever of its rows a newcomer does not need changes nothing in its served model, and whatever it needs does.
+
+    A newcomer is held out, or joins by `Method.join`. What it needs is declared in `Row.newcomers`.
+    """
+    compiled, data = case(row), federation(ragged=False, rows=40)
+    data = replace(data, held_out=np.isin(np.arange(CLIENTS), HELD_OUT))
+    served = [_served_newcomers(compiled, rows) for rows in (data, *_with_other_rows(data))]
+    silent = []
+    for joins, (right, relabelled, other) in zip((False, True), zip(*served, strict=True), strict=False):
+        reads_labels, reads_inputs = (not _equal_bits(right, models) for models in (relabelled, other))
+        needs = "labels" if reads_labels else "inputs" if reads_inputs else "nothing"
+        how = "joins" if joins else "is held out"
+        declared = row.newcomer(row.small, joins=joins)
+        if declared is None:
+            silent.append(f"a newcomer that {how} needs {needs}")
+            continue
+        assert declared.needs == needs, (
+            f"a newcomer that {how} must need {declared.needs}, as Row.newcomers has it, but its served model depends "
+            f"on {needs}"
+        )
+    if silent:
+        return f"not run: Row.newcomers is empty; {', '.join(silent)}, on the battery's federation"
+    return None
+
+
+def _served_newcomers(compiled: Case, data: FederatedData) -> list[Params]:
+    """Returns the served models of newcomers that are held out, and where the method has `join` of those that join."""
+    method, key, ids = compiled.method, jax.random.key(0), np.array(HELD_OUT)
+    state, _ = compiled.run(data, small_cohort([i for i in range(CLIENTS) if i not in HELD_OUT]), rounds=8)
+    states = [compiled.assign(key, state, data, full_cohort())]
+    if method.join is not None:
+        states.append(method.join(key, state, data, HELD_OUT)[0])
+    served = []
+    for placed in states:
+        models = compiled.served(placed, ids)
+        if method.adapt is not None:
+            adapt = jax.jit(method.adapt)
+            each = [adapt(key, placed, data, jnp.int32(i), tree.take(models, at)) for at, i in enumerate(HELD_OUT)]
+            models = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
+        served.append(models)
+    return served
+
+
+def _with_other_rows(data: FederatedData) -> tuple[FederatedData, FederatedData]:
+    """Returns the federation with the other group's labels on all rows of the newcomers, and with other inputs, too."""
+    inputs, labels = np.array(data.inputs), np.array(data.labels)
+    weights, group = planted_weights(2, FEATURES, CLASSES, seed=0), np.asarray(data.group)
+    for client in HELD_OUT:
+        for split in (data.train, data.test):
+            rows = split.rows[split.start[client] : split.start[client] + split.size[client]]
+            labels[rows] = (inputs[rows] @ weights[1 - group[client]]).argmax(1)
+            inputs[rows] = inputs[rows][:, ::-1] * np.array([5.0, 1.0, 1.0, 1.0], inputs.dtype)
+    relabelled = replace(data, labels=labels)
+    return relabelled, replace(relabelled, inputs=inputs)
+
+
+def _equal_bits(left: Params, right: Params) -> bool:
+    """Returns whether all leaves of two trees are equal, bit for bit."""
+    return all(
+        np.asarray(a).tobytes() == np.asarray(b).tobytes()
+        for a, b in zip(*map(jax.tree.leaves, (left, right)), strict=True)
+    )
 
 
 def check_server_sees(row: Row) -> str | None:
