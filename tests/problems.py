@@ -44,7 +44,10 @@ def softmax_task(scale: float = 0.3) -> Task:
         chosen = jnp.take_along_axis(jax.nn.log_softmax(logits(model, batch)), batch.y[:, None], 1)[:, 0]
         return masked_mean(-chosen, batch.mask)
 
-    return Task(init, loss, logits, mix=contract.mix_classes)
+    def offset_losses(model, batch: Batch, key, offset):
+        return -jnp.take_along_axis(jax.nn.log_softmax(logits(model, batch) + offset), batch.y[:, None], 1)[:, 0]
+
+    return Task(init, loss, logits, mix=contract.mix_classes, offset_losses=offset_losses)
 
 
 def quadratic_task() -> Task:

@@ -95,6 +95,9 @@ ROWS = (
     Row("adacfl", "eps1", STATIONARY, STILL),
     Row("stocfl", "threshold", (0.3, 0.5, 0.7), COSINES, passes=2.0, pull=0.05, elsewhere=TEXTS),
     Row("wecfl", COUNT),
+    Row("ifca_cam", COUNT, passes=2.0),
+    Row("fesem_cam", COUNT, passes=2.0),
+    Row("wecfl_cam", COUNT, passes=2.0),
     Row("pacfl", "threshold", (5.0, 10.0, 20.0), (1.25, 2.5, 40.0)),  # degrees
     Row("fedgroup", COUNT),
     Row("fedem", COUNT, passes=None),

@@ -25,6 +25,9 @@ from jaxfl.methods.fedavg_ft import fedavg_ft as fedavg_ft
 from jaxfl.methods.fedavg_ft import fedprox_ft as fedprox_ft
 from jaxfl.methods.fedbabu import fedbabu as fedbabu
 from jaxfl.methods.fedbn import fedbn as fedbn
+from jaxfl.methods.fedcam import fesem_cam as fesem_cam
+from jaxfl.methods.fedcam import ifca_cam as ifca_cam
+from jaxfl.methods.fedcam import wecfl_cam as wecfl_cam
 from jaxfl.methods.feddane import feddane as feddane
 from jaxfl.methods.feddrift import feddrift as feddrift
 from jaxfl.methods.feddyn import PRESETS as FEDDYN_PRESETS
@@ -81,6 +84,24 @@ FIRST_MODEL = Newcomer(
 )
 FIRST_SKETCH = FIRST_MODEL._replace(up="a sketch of its first model")
 LOWEST_LOSS = (Newcomer("labels", "the model with the lowest loss", passes="K, forward", down="K models"),)
+LOWEST_SUM = (
+    Newcomer(
+        "labels",
+        "the global model, and the cluster's with which it has the lowest loss",
+        passes="K + 1, forward",
+        down="K + 1 models",
+    ),
+)
+ADDED_CENTRE = (
+    FIRST_MODEL._replace(down="3 models"),
+    Newcomer(
+        "labels",
+        "the centre that training beside the global model moves the least",
+        passes="K x `local_epochs`, training",
+        down="K + 1 models",
+        joins=True,
+    ),
+)
 TREE_OF_SPLITS = (
     Newcomer(
         "labels",
@@ -332,6 +353,30 @@ CLUSTERED: dict[str, Row] = {  # a model for each cluster
                 joins=True,
             ),
         ),
+    ),
+    "ifca_cam": Row(
+        ifca_cam,
+        "IFCA with a global model that is added to the model of each cluster",
+        "Ma et al., NeurIPS 2023",
+        small={"num_clusters": 2},
+        finds_clusters=True,
+        newcomers=LOWEST_SUM,
+    ),
+    "fesem_cam": Row(
+        fesem_cam,
+        "FeSEM with a global model that is added to the model of each cluster",
+        "Ma et al., NeurIPS 2023",
+        small={"num_clusters": 2},
+        finds_clusters=True,
+        newcomers=ADDED_CENTRE,
+    ),
+    "wecfl_cam": Row(
+        wecfl_cam,
+        "WeCFL with a global model that is added to the model of each cluster",
+        "Ma et al., NeurIPS 2023",
+        small={"num_clusters": 2},
+        finds_clusters=True,
+        newcomers=ADDED_CENTRE,
     ),
     "stocfl": Row(
         stocfl,

@@ -28,7 +28,7 @@ trains from every centre, and gets the centre from which it moves the least.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -129,7 +129,11 @@ def wecfl(
             return to_vector(key, rule.shown(model))
 
         method = method._replace(round=reclustering_round(train, vector_of, weighting))
-    return method._replace(join=joining(train, rule))
+
+    def learn(key: Key, state: FeSEMState, slot: Array, data: FederatedData, client: Array) -> tuple[Params, Array]:
+        return train(key, tree.take(state.centres, slot), data, client)
+
+    return method._replace(join=joining(learn, rule))
 
 
 def reclustering_round(train: Train, vector_of: Callable[[Key, Params], Array], weighting: Weighting) -> Round:
@@ -165,19 +169,9 @@ def reclustering_round(train: Train, vector_of: Callable[[Key, Params], Array], 
         _, (vectors, able, loss) = over_clients(show, shared, cohort)
         able &= cohort.mask
         old = state.cluster[cohort.ids]
-        # by id, and not by index in the cohort: its order must not decide which seeds are drawn
-        ids, count = jnp.where(able, cohort.ids, data.num_clients), data.num_clients
-        points = jnp.zeros((count, vectors.shape[1]), vectors.dtype).at[ids].set(vectors, mode="drop")
-        known = jnp.zeros(count, bool).at[ids].set(True, mode="drop")
-        weights = aggregate.client_weight(data, jnp.arange(count), weighting)
-        again = key_for(key, Stream.START, round=2 + state.round)  # rounds 0 and 1 of this stream are for the start
-        clustering = kmeans.kmeans(again, points, slots, mask=known, weights=weights)
-        name = match_numbers(clustering.labels, state.cluster, jnp.where(known, weights, 0), slots)
-        label = clustering.labels[cohort.ids]
-        found = jnp.where(able, name[jnp.maximum(label, 0)], old)
+        found, away = cluster_anew(key, state, data, cohort, vectors, able, weighting, slots)
         total, _ = over_clients(add, shared, cohort, found)
 
-        away = jnp.where(able, jnp.square(vectors - clustering.centres[jnp.maximum(label, 0)]).sum(1), 0)
         cluster, one = base.write_clusters(state.cluster, cohort, found), base.shape_of(state.centres)
         info = base.info(
             cohort,
@@ -197,6 +191,43 @@ def reclustering_round(train: Train, vector_of: Callable[[Key, Params], Array], 
     return round
 
 
+def cluster_anew(
+    key: Key,
+    state: Any,
+    data: FederatedData,
+    cohort: Cohort,
+    vectors: Array,
+    able: Array,
+    voting: Weighting,
+    num_clusters: int,
+) -> tuple[Array, Array]:
+    """Returns a cohort's clusters `[C]` by k-means from scratch, and the squared distances from their means `[C]`.
+
+    The new clusters take the numbers of the old ones, see `match_numbers`; a client that is not able keeps its cluster.
+
+    Args:
+        key: of the run.
+        state: with `cluster [N]` and `round []`.
+        data: the federation.
+        cohort: the clients of the round.
+        vectors: what is clustered `[C, d]`.
+        able: bool `[C]`, the clients that are clustered.
+        voting: the weights of clients in k-means.
+        num_clusters: K.
+    """
+    # by id, and not by index in the cohort: its order must not decide which seeds are drawn
+    ids, count = jnp.where(able, cohort.ids, data.num_clients), data.num_clients
+    points = jnp.zeros((count, vectors.shape[1]), vectors.dtype).at[ids].set(vectors, mode="drop")
+    known = jnp.zeros(count, bool).at[ids].set(True, mode="drop")
+    weights = aggregate.client_weight(data, jnp.arange(count), voting)
+    again = key_for(key, Stream.START, round=2 + state.round)  # rounds 0 and 1 of this stream are for the start
+    clustering = kmeans.kmeans(again, points, num_clusters, mask=known, weights=weights)
+    name = match_numbers(clustering.labels, state.cluster, jnp.where(known, weights, 0), num_clusters)
+    label = jnp.maximum(clustering.labels[cohort.ids], 0)
+    found = jnp.where(able, name[label], state.cluster[cohort.ids])
+    return found, jnp.where(able, jnp.square(vectors - clustering.centres[label]).sum(1), 0)
+
+
 def match_numbers(labels: Array, old: Array, weights: Array, num_clusters: int) -> Array:
     """Returns the number of the old cluster that each new cluster takes, `[K]` int32: the most weight keeps its number.
 
@@ -214,7 +245,10 @@ def match_numbers(labels: Array, old: Array, weights: Array, num_clusters: int) 
     return match(-shared)
 
 
-def joining(train: Train, rule: CentreRule) -> Join:
+SlotTraining = Callable[[Key, Any, Array, FederatedData, Array], tuple[Params, Array]]
+
+
+def joining(learn: SlotTraining, rule: CentreRule) -> Join:
     """Returns `join(key, state, data, ids) -> (state, clusters [M])`.
 
     A client's cluster is that of the smallest term of the objective, |w_i - Omega_k|^2 with w_i trained from Omega_k:
@@ -222,19 +256,17 @@ def joining(train: Train, rule: CentreRule) -> Join:
     centre 0.
 
     Args:
-        train: a client's local training.
+        learn: `(key, state, slot, data, client) -> (model, loss)`, a client's local training from the centre of a slot.
         rule: comparison of models.
     """
 
     @engine.jit
-    def enter(key: Key, state: FeSEMState, data: FederatedData, cohort: Cohort) -> tuple[FeSEMState, Array]:
+    def enter(key: Key, state: Any, data: FederatedData, cohort: Cohort) -> tuple[Any, Array]:
         def client(shared, client: Array):
             key, state, data = shared
 
             def moved(slot: Array) -> Array:
-                model, _ = train(
-                    key_for(key, Stream.START, client=client), tree.take(state.centres, slot), data, client
-                )
+                model, _ = learn(key_for(key, Stream.START, client=client), state, slot, data, client)
                 away = rule.distances(model, state.centres)[slot]
                 return jnp.where(jnp.isfinite(away), away, jnp.inf)
 
@@ -244,7 +276,7 @@ def joining(train: Train, rule: CentreRule) -> Join:
         _, found = over_clients(client, (key, state, data), cohort)
         return state._replace(cluster=base.write_clusters(state.cluster, cohort, found)), found
 
-    def join(key: Key, state: FeSEMState, data: FederatedData, ids: Sequence[int]) -> tuple[FeSEMState, Array]:
+    def join(key: Key, state: Any, data: FederatedData, ids: Sequence[int]) -> tuple[Any, Array]:
         cohort = newcomers.joining_cohort(ids, data)
         state = state._replace(cluster=newcomers.pad_clients(state.cluster, data.num_clients))
         return enter(key, state, data.on_device(), cohort)

@@ -1,9 +1,10 @@
 """Tasks: the initial model, the loss of a batch, and the metrics of test rows.
 
 `contract` defines a task; `kinds` has a task for every kind of labels; `networks` builds the task of any network;
-`mixture` trains several models together, or serves them as one.
+`mixture` trains several models together, or serves them as one; `additive` adds the outputs of two.
 """
 
+from jaxfl.tasks.additive import additive, residual_task
 from jaxfl.tasks.contract import (
     Averages,
     DenseLayers,
@@ -29,6 +30,7 @@ __all__ = [
     "Metrics",
     "Products",
     "Task",
+    "additive",
     "check_trains",
     "classification",
     "for_each",
@@ -37,6 +39,7 @@ __all__ = [
     "multilabel",
     "next_token",
     "regression",
+    "residual_task",
     "row_losses",
     "start_from",
     "supervised",

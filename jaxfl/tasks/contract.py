@@ -46,6 +46,7 @@ def _log_mixture(logarithms: Array, log_weights: Array) -> Array:
 
 
 Loss = Callable[[Params, Batch, Key | None], Array]
+OffsetLosses = Callable[[Params, Batch, Key | None, Array], Array]
 Products = Mapping[str, Callable[[Array], Array]]  # in place of `x @ W`, by the name of W
 
 
@@ -140,9 +141,11 @@ class Task(NamedTuple):
             see `row_losses`.
         mix: `(outputs [K, B, ...], log_weights [K]) -> [B, ...]`, the outputs of a mixture of K models, see
             `jaxfl.tasks.contract`; None where they cannot be mixed.
+        offset_losses: `(model, batch, key, offset [B, ...]) -> [B]`, the loss of each row where an offset is added to
+            the outputs; None where it is not known.
         rows: the shape and kind of the rows that it was made for; None takes any.
-        made_for: the loss that `losses`, the loss of `averages` and `fast.dense` belong to. They are not used where
-            `loss` was replaced by another one; None uses them.
+        made_for: the loss that `losses`, `offset_losses`, the loss of `averages` and `fast.dense` belong to. They are
+            not used where `loss` was replaced by another one; None uses them.
         whole: whether the outputs for a row depend on the others of its batch, as with batch normalisation: a gradient
             is never put together from blocks of rows then.
         fast: knowledge of the network's program, for speed alone.
@@ -155,6 +158,7 @@ class Task(NamedTuple):
     averages: Averages | None = None
     losses: Loss | None = None
     mix: Mix | None = None
+    offset_losses: OffsetLosses | None = None
     rows: RowSpec | None = None
     made_for: Loss | None = None
     whole: bool = False
@@ -193,7 +197,14 @@ def with_loss(task: Task, loss: Loss, averages: Averages | None) -> Task:
         loss: `(model, batch, key) -> []`.
         averages: beside this loss.
     """
-    return task._replace(loss=loss, losses=None, averages=averages, made_for=None, fast=task.fast._replace(dense=None))
+    return task._replace(
+        loss=loss,
+        losses=None,
+        offset_losses=None,
+        averages=averages,
+        made_for=None,
+        fast=task.fast._replace(dense=None),
+    )
 
 
 def row_losses(task: Task) -> Callable[..., Array]:
@@ -249,11 +260,13 @@ def without_dropout(task: Task) -> Task:
     if averages is not None:  # which stay as they are then
         in_training = averages.loss
         averages = averages._replace(loss=lambda model, batch, key=None: in_training(model, batch, None))
-    losses = row_losses(task)
+    losses, of_sums = row_losses(task), task.offset_losses
+    still = None if of_sums is None else lambda model, batch, key, offset: of_sums(model, batch, None, offset)
     return task._replace(
         loss=loss,
         averages=averages,
         losses=lambda model, batch, key: losses(model, batch),
+        offset_losses=still,
         made_for=None,
         fast=task.fast._replace(dense=dense),
     )

@@ -73,6 +73,9 @@ def network_task(
     def row_losses(model: Params, batch: Batch, key: Key | None = None) -> Array:
         return losses(forward(_without_average_gradients(model, averages), batch, key), batch)
 
+    def offset_losses(model: Params, batch: Batch, key: Key | None, offset: Array) -> Array:
+        return losses(forward(_without_average_gradients(model, averages), batch, key) + offset, batch)
+
     def mean_loss(outputs: Array, batch: Batch) -> Array:
         return masked_mean(losses(outputs, batch), batch.mask)
 
@@ -126,6 +129,7 @@ def network_task(
         averages=averages,
         losses=row_losses,
         mix=mix,
+        offset_losses=offset_losses,
         rows=row_spec(data),
         made_for=loss,
         whole=looks_around or in_training or running is not None,

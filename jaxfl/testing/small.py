@@ -69,7 +69,11 @@ def linear_task() -> Task:
         del key
         return masked_mean(optax.softmax_cross_entropy_with_integer_labels(logits(model, batch), batch.y), batch.mask)
 
-    return Task(init, loss, logits, mix=contract.mix_classes)
+    def offset_losses(model: Params, batch: Batch, key: Key | None, offset: Array) -> Array:
+        del key
+        return optax.softmax_cross_entropy_with_integer_labels(logits(model, batch) + offset, batch.y)
+
+    return Task(init, loss, logits, mix=contract.mix_classes, offset_losses=offset_losses)
 
 
 def case(row: Row, batch_size: int | None = 4) -> Case:

@@ -58,7 +58,18 @@ CASES = [
     ("pacfl", {"num_clusters": 1}, {"num_clusters": 1}, None),
     *[
         (name, {"num_clusters": 3}, {"cluster": cluster, "round": 21}, said)
-        for name in ("ifca", "hypcluster", "fesem", "fesem_ma", "wecfl", "kfed", "robust", "fedgroup")
+        for name in (
+            "ifca",
+            "hypcluster",
+            "fesem",
+            "fesem_ma",
+            "wecfl",
+            "ifca_cam",
+            "wecfl_cam",
+            "kfed",
+            "robust",
+            "fedgroup",
+        )
         for cluster, said in ((ONE, ("8 clients", "num_clusters", 3)), (APART % 3, None))
         if name != "robust" or said
     ],

@@ -138,7 +138,7 @@ def multi_centre(
         proximal_weight, loss_weighting, local_epochs, batch_size, weighting, first_epochs: see `fesem`.
         voting: the weights of clients in the first clustering.
     """
-    _check_arguments(num_clusters, proximal_weight, first_epochs)
+    check_centre_options(num_clusters, proximal_weight, first_epochs)
     local = {"proximal_weight": proximal_weight, "loss_weighting": loss_weighting, "batch_size": batch_size}
     update = local_update(task, optimizer, local_epochs, **local)
     update_first = local_update(task, optimizer, local_epochs if first_epochs is None else first_epochs, **local)
@@ -266,7 +266,7 @@ def count_members(cluster: Array, data: FederatedData, num_clusters: int) -> Arr
     return centre_of.counts(jnp.where(takes_part(data), cluster, -1), num_clusters)
 
 
-def _check_arguments(num_clusters: int, proximal_weight: float, first_epochs: int | None) -> None:
+def check_centre_options(num_clusters: int, proximal_weight: float, first_epochs: int | None) -> None:
     """Raises ValueError if an argument is out of range."""
     if num_clusters < 1:
         raise ValueError(f"num_clusters must be at least 1, got {num_clusters}.")
