@@ -34,17 +34,20 @@ def train_part(
         batch_size: as in `local_train`.
 
     Returns:
-        `(key, model, data, client) -> (model, loss)`.
+        `(key, model, data, client, *, anchor=None) -> (model, loss)`; the optimiser gets these leaves of the anchor.
 
     Raises:
         ValueError: `local_epochs` or `batch_size` is out of range.
     """
     local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)  # refuses what is out of range
 
-    def train(key: Key, model: Params, data: FederatedData, client: Array) -> tuple[Params, Array]:
+    def train(
+        key: Key, model: Params, data: FederatedData, client: Array, *, anchor: Params | None = None
+    ) -> tuple[Params, Array]:
         part, rest = tree.partition(model, chosen)
+        extra = {} if anchor is None else {"anchor": tree.partition(anchor, chosen)[0]}
         own = local_train(part_task(task, rest), optimizer, local_epochs=local_epochs, batch_size=batch_size)
-        trained, loss = own(key, part, data, client)
+        trained, loss = own(key, part, data, client, **extra)
         return tree.combine(trained, rest), loss
 
     return train

@@ -14,7 +14,8 @@ fine-tunes for 5 epochs with a rate of 0.001 after the last round. Others fine-t
 fine-tuned here, sampled or not, held-out clients and newcomers too; a client without rows is served w. Stragglers and
 attackers fine-tune as all others do. With full batches, v_i of w is the client's local model of the next round.
 
-`micro_accuracy` is that of v_i. Run `fedavg` or `fedprox` for that of w, or with `--set finetune=1` for both. A test
+`micro_accuracy` is that of v_i. Run `fedavg` or `fedprox` for that of w, or with `--set finetune=1` for both. With the
+network's last layer alone, or another pull, it is `--set finetune=1` with `finetune_part` and `finetune_pull`. A test
 costs E_f passes over the training rows of all clients: evaluate rarely.
 """
 

@@ -457,7 +457,7 @@ def finetune(settings: Settings) -> FineTune | None:
     For a method with adaptation it is plain gradient steps of the method's rate, on all rows.
 
     Raises:
-        ValueError: there is less than one epoch, or a batch size without epochs.
+        ValueError: there is less than one epoch, or an option of fine-tuning without epochs.
     """
     row, usual = (
         methods.row(settings.method_name),
@@ -466,8 +466,9 @@ def finetune(settings: Settings) -> FineTune | None:
     chosen, local = usual | settings.run, row.options | settings.method
     epochs, batch_size = chosen["finetune"], chosen["finetune_batch_size"]
     if epochs is None:
-        if batch_size != usual["finetune_batch_size"]:
-            raise ValueError(f"finetune_batch_size needs finetune, got {batch_size} without it; give --set finetune=1.")
+        for name in ("finetune_batch_size", "finetune_pull", "finetune_part"):
+            if chosen[name] != usual[name]:
+                raise ValueError(f"{name} needs finetune, got {chosen[name]} without it; give --set finetune=1.")
         return None
     if epochs < 1:
         raise ValueError(f"finetune must be at least 1 epoch, got {epochs}; none tests the served models alone.")
@@ -476,7 +477,8 @@ def finetune(settings: Settings) -> FineTune | None:
 
     def make(settings: Settings) -> FineTune:
         adapting = row.adapts and optax.sgd((row.options | settings.method)[row.adapts])
-        return FineTune(adapting or optimizer(settings), epochs, batch_size)
+        pull = settings.run.get("finetune_pull", 0.0)
+        return FineTune(adapting or optimizer(settings), epochs, batch_size, pull, chosen["finetune_part"])
 
     return attach(_shared_build(settings, lambda: make, "finetune"), numbers(settings), make(settings))
 

@@ -119,6 +119,20 @@ RUN = (
         int | None | Literal["local"],
         "batch size of fine-tuning; local is that of the method, none takes all rows at once",
     ),
+    Option(
+        "finetune_pull",
+        0.0,
+        float,
+        "mu, the proximal pull of fine-tuning to the served model; 0 has none",
+        traceable=True,
+    ),
+    Option(
+        "finetune_part",
+        "all",
+        str | tuple[str, ...],
+        "what fine-tuning trains: all, the head (the layer that the model creates last), the body (the others), or "
+        "patterns of parameters' names",
+    ),
     Option("schedule", "constant", ScheduleName, "schedule of the clients' learning rate over the rounds"),
     Option("schedule_rounds", None, int | None, "rounds of the schedule's fall or rise, or between two steps"),
     Option(

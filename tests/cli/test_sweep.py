@@ -184,6 +184,7 @@ def test_options_of_a_choice_go_to_settings_with_that_choice():
         ("drift_round", "none", "5", "arrive=0.2"),
         ("schedule", "constant", "step", "schedule_rounds=5"),
         ("finetune", "none", "1", "finetune_batch_size=4"),
+        ("finetune", "none", "1", "finetune_pull=0.5"),
     ],
 )
 def test_options_of_what_is_switched_off_go_to_settings_with_it(switch, off, on, option):

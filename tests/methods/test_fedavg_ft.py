@@ -85,18 +85,20 @@ def test_one_full_step_has_no_pull(key):
     close(pulled, wanted)
 
 
-@pytest.mark.parametrize("apart", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_its_evaluation_is_that_of_fedavg_fine_tuned_and_the_run_is_fedavgs(apart, key):
+@pytest.mark.parametrize(
+    ("apart", "pull"), [(False, 0.0), (False, 0.7), pytest.param(True, 0.0, marks=pytest.mark.slow)]
+)
+def test_its_evaluation_is_that_of_fedavg_fine_tuned_and_the_run_is_fedavgs(apart, pull, key):
     """With rows in windows too, and for a single client; validation rows are tested under fine-tuned models."""
     data = set_apart(DATA, 0.3) if apart else DATA
-    options = {"local_epochs": 2, "batch_size": 3}
-    tuned, plain = (made(name, **options) for name in ("fedavg_ft", "fedavg"))
+    options = {"local_epochs": 2, "batch_size": 3} | ({"proximal_weight": pull} if pull else {})
+    tuned, plain = (made(name, **options) for name in (("fedprox_ft", "fedprox") if pull else ("fedavg_ft", "fedavg")))
     one, two = (method.init(key, data) for method in (tuned, plain))
     for _ in range(2):
         cohort = problems.sample(key, one.round, data, COHORT)
         (one, _), (two, _) = (method.round(key, s, data, cohort) for method, s in ((tuned, one), (plain, two)))
     equal(one.model, two.model)
-    wanted = evaluator(plain, data, Plan(), FineTune(optax.sgd(RATE), 2, 3))(key, two)
+    wanted = evaluator(plain, data, Plan(), FineTune(optax.sgd(RATE), 2, 3, pull=pull))(key, two)
     for stream in (False, True) if apart else (False,):
         found = evaluator(tuned, data, Plan(), stream=stream)(key, one)
         equal(found.accuracy, wanted.finetuned.accuracy)

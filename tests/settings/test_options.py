@@ -116,6 +116,20 @@ def test_values_need_no_text():
         options.finetune(options.route("fedavg", "rotated-digits", ["finetune_batch_size=5"]))
 
 
+def test_fine_tuning_has_a_pull_and_a_part():
+    given = ["finetune=2", "finetune_pull=0.5", "finetune_part=Dense_0/kernel|Dense_1/.*"]
+    settings = options.route("fedavg", "rotated-digits", given)
+    tuned = options.finetune(settings)
+    assert (tuned.epochs, tuned.pull, tuned.part) == (2, 0.5, "Dense_0/kernel|Dense_1/.*")
+    assert options.numbers(settings)["run.finetune_pull"] == 0.5  # a sweep over pulls compiles once
+    other = options.finetune(options.route("fedavg", "rotated-digits", [*given[:1], "finetune_pull=0.25", given[2]]))
+    assert other.hyperparameters.build is tuned.hyperparameters.build
+    for item in ("finetune_pull=0.5", "finetune_part=head"):
+        name, _, value = item.partition("=")
+        with pytest.raises(ValueError, match=mentions(name, value, "--set finetune=1")):
+            options.finetune(options.route("fedavg", "rotated-digits", [item]))
+
+
 def test_clients_that_adapt_their_model_are_tested_after_that_step():
     """A plain step of the method's own rate on all rows, not one of the run's optimiser in its batches."""
     given = ["adaptation_rate=0.25", "optimizer=adam", "batch_size=4"]

@@ -1,20 +1,24 @@
 """Fine-tuning as a part of a method, in which clients train before they are served, see `Method.adapt`."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from jaxfl import tree
 from jaxfl.client.corrections import proximal_pull
 from jaxfl.client.part import train_part
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Adapt, Info, Method
+from jaxfl.methods.parts.vectors import chosen_leaves
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import is_zero
 from jaxfl.tasks import Task
+from jaxfl.tasks.contract import averages_of
 from jaxfl.typing import Array, Key, Params
 
 
@@ -34,10 +38,10 @@ def fine_tuning(
         optimizer: the local optimiser; its state starts fresh.
         epochs: passes over the client's training rows.
         batch_size: B; None takes all rows at once.
-        proximal_weight: mu, the pull to the model that the training starts from; with `chosen` there is none.
+        proximal_weight: mu, the pull to the model that the training starts from.
         chosen: bool for every leaf of the model: whether it is trained; None trains all.
     """
-    pulled = chosen is None and not is_zero(proximal_weight)
+    pulled = not is_zero(proximal_weight)
     local = optax.chain(proximal_pull(proximal_weight), optimizer) if pulled else optimizer
     passes = {"local_epochs": epochs, "batch_size": batch_size}
     train = local_train(task, local, **passes) if chosen is None else train_part(task, local, chosen, **passes)
@@ -47,6 +51,33 @@ def fine_tuning(
         return train(own_key, model, data, client, **({"anchor": model} if pulled else {}))[0]
 
     return adapt
+
+
+def tuned_leaves(task: Task, part: str | Sequence[str]) -> Params | None:
+    """Returns a bool for every leaf of the task's model: whether a part of it has this leaf; None for the whole model.
+
+    Args:
+        task: what is learned.
+        part: `"all"`; `"head"`, the layer that the model creates last; `"body"`, the other layers; or patterns of
+            parameters' names, see `tree.matching`.
+
+    Raises:
+        ValueError: a pattern matches no parameter, or the part has none that is trained.
+    """
+    if part == "all":
+        return None
+    chosen = chosen_leaves(task, None if part in ("head", "body") else part, "part")
+    if part == "body":
+        chosen = jax.tree.map(lambda of_head: not of_head, chosen)
+    averages = averages_of(task)
+    still = frozenset[str]() if averages is None else averages.names
+    named = dict(zip(tree.names(chosen), jax.tree.leaves(chosen), strict=True))
+    if not any(is_chosen and name not in still for name, is_chosen in named.items()):
+        raise ValueError(
+            f"part must have parameters that are trained, got {part!r}; the model's are "
+            f"{', '.join(name for name in named if name not in still)}."
+        )
+    return chosen
 
 
 def adapted(method: Method, adapt: Adapt) -> Method:

@@ -23,6 +23,7 @@ from jaxfl.data.divide import on_triggered, on_validation
 from jaxfl.data.windows import Windows
 from jaxfl.engine import by_size, over_clients
 from jaxfl.methods.base import Method, keep_clusters
+from jaxfl.methods.parts.adaptation import tuned_leaves
 from jaxfl.random import host_rng
 from jaxfl.simulation.evaluation.cohesion import CohesionScorer
 from jaxfl.simulation.evaluation.finetune import FineTune, server, trainer
@@ -371,6 +372,8 @@ def _test_rows_evaluator(
     stream: bool,
 ) -> Evaluator:
     """Returns `(key, state) -> Evaluation` of the test rows, without validation rows; arguments as in `evaluator`."""
+    if finetune is not None:
+        tuned_leaves(method.task, finetune.part)  # refuses another network's layers before anything is trained
     ids = np.arange(data.num_clients) if clients is None else clients
     if data.absent is not None:
         there = np.flatnonzero(~np.asarray(data.absent))

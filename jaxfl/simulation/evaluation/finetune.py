@@ -1,6 +1,7 @@
 """Served models, which a method may adapt to a client's rows, and fine-tuning: local training before a second test."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, get_type_hints
 
@@ -12,8 +13,8 @@ from jaxfl.client.conduct import without_conditions
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method
 from jaxfl.methods.hyperparameters import Hyperparameters
-from jaxfl.methods.parts.adaptation import fine_tuning
-from jaxfl.schema import check_type
+from jaxfl.methods.parts.adaptation import fine_tuning, tuned_leaves
+from jaxfl.schema import Traceable, check_type, is_known
 from jaxfl.typing import Array, Key, Params
 
 
@@ -21,20 +22,23 @@ from jaxfl.typing import Array, Key, Params
 class FineTune:
     """Local training of every client's served model before a second test.
 
-    The whole model is trained on the client's own training rows with the task's loss, as in the first version of FeSEM
-    ("one extra local epoch"). The trained models are tested and discarded, so the run is the same with and without, and
-    conditions of clients (stragglers, attacks) do not apply. An evaluation costs N trainings and N tests, where shared
-    models and test rows are otherwise tested once: with E local epochs on a tenth of the clients in a round,
-    `epochs=1` costs as much as 10 / E rounds. Evaluate rarely.
+    The model, or a part of it, is trained on the client's own training rows with the task's loss, as in the first
+    version of FeSEM ("one extra local epoch"). The trained models are tested and discarded, so the run is the same with
+    and without, and conditions of clients (stragglers, attacks) do not apply. An evaluation costs N trainings and N
+    tests, where shared models and test rows are otherwise tested once: with E local epochs on a tenth of the clients in
+    a round, `epochs=1` costs as much as 10 / E rounds. Evaluate rarely.
 
     Attributes:
         optimizer: its state starts fresh.
         epochs: passes over the client's training rows.
         batch_size: rows of a step, reshuffled in every epoch; None takes all at once.
+        pull: mu, the proximal pull to the served model, by mu / 2 times the squared distance; 0 has none.
+        part: what is trained: `"all"`, the `"head"` (the layer that the model creates last), the `"body"` (the others),
+            or patterns of parameters' names, see `jaxfl.tree.matching`.
         hyperparameters: the numbers that compiled programs take as an argument; None makes them constants.
 
     Raises:
-        ValueError: `epochs` or `batch_size` is below 1.
+        ValueError: `epochs` or `batch_size` is below 1, or `pull` is negative or not finite.
 
     >>> import optax
     >>> FineTune(optax.sgd(0.1), batch_size=10).epochs
@@ -44,6 +48,8 @@ class FineTune:
     optimizer: optax.GradientTransformation
     epochs: int = 1
     batch_size: int | None = None
+    pull: Traceable = 0.0
+    part: str | tuple[str, ...] = "all"
     hyperparameters: Hyperparameters | None = None
 
     def __post_init__(self) -> None:
@@ -54,6 +60,8 @@ class FineTune:
             raise ValueError(f"epochs must be at least 1, got {self.epochs}; finetune=None tests models as they are.")
         if self.batch_size is not None and self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}; None takes all rows at once.")
+        if is_known(self.pull) and not 0 <= self.pull < math.inf:  # nor NaN
+            raise ValueError(f"pull must be at least 0 and finite, got {self.pull}; 0 trains without one.")
 
 
 def server(method: Method) -> Callable[..., tuple[Params, Array]]:
@@ -84,7 +92,14 @@ def trainer(method: Method, finetune: FineTune) -> Callable[..., tuple[Params, A
         finetune: how it trains; a model that is not finite then is given up for the one that the client is served.
     """
     serve = server(method)
-    tune = fine_tuning(method.task, finetune.optimizer, epochs=finetune.epochs, batch_size=finetune.batch_size)
+    tune = fine_tuning(
+        method.task,
+        finetune.optimizer,
+        epochs=finetune.epochs,
+        batch_size=finetune.batch_size,
+        proximal_weight=finetune.pull,
+        chosen=tuned_leaves(method.task, finetune.part),
+    )
 
     def run(key: Key, state: Any, data: FederatedData, client: Array) -> tuple[Params, Array]:
         served, _ = serve(key, state, data, client)

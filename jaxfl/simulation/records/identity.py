@@ -68,6 +68,9 @@ def identity_of(
         identity["sampler"] = sampling.sampler_name(sampler)
     if finetune is not None:
         identity["finetune"] = {"epochs": finetune.epochs, "batch_size": finetune.batch_size}
+        part = finetune.part if isinstance(finetune.part, str) else list(finetune.part)  # as JSON has it
+        more = {"pull": (float(finetune.pull), 0.0), "part": (part, "all")}  # runs of before have neither
+        identity["finetune"] |= {name: value for name, (value, usual) in more.items() if value != usual}
     return identity
 
 

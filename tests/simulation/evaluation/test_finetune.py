@@ -1,5 +1,6 @@
 """Fine-tune, then test: against a plain loop, against one round of `local`, and that nothing else changes."""
 
+import functools
 import json
 import re
 from dataclasses import replace
@@ -24,12 +25,12 @@ from jaxfl.random import Stream, key_for
 from jaxfl.settings import options
 from jaxfl.simulation.evaluation import evaluate
 from jaxfl.simulation.evaluation.evaluate import evaluator
-from jaxfl.simulation.evaluation.finetune import FineTune
-from jaxfl.testing.compare import assert_equal
+from jaxfl.simulation.evaluation.finetune import FineTune, trainer
+from jaxfl.testing.compare import assert_equal, leaves
 from jaxfl.testing.small import linear_task
 from tests.messages import mentions
 from tests.problems import rows_of, softmax_task
-from tests.reference import batches, combine, gradient
+from tests.reference import batches, gradient
 
 pytestmark = pytest.mark.rotating("function", weeks=4)
 
@@ -66,13 +67,15 @@ def problem(seed=0) -> tuple[FederatedData, State]:
     return data, State(models, jnp.arange(7, dtype=jnp.int32) % MODELS, jnp.int32(ROUND))
 
 
-def by_hand(key, data, state, epochs, batch_size):
+def by_hand(key, data, state, epochs, batch_size, pull=0.0, part=("bias", "kernel")):
     """Yields each client's test labels, predictions and losses after its own training."""
     test = data.test
     for i, (x, y) in enumerate(rows_of(data)):
-        model = {name: np.asarray(leaf)[int(state.cluster[i])] for name, leaf in state.models.items()}
+        model = served = {name: np.asarray(leaf)[int(state.cluster[i])] for name, leaf in state.models.items()}
         for rows in batches(key_for(key, Stream.FINETUNE, ROUND, i), len(y), epochs if len(y) else 0, batch_size):
-            model = combine([(1, model), (-RATE, gradient(model, x[rows], y[rows])[1])])
+            slope = gradient(model, x[rows], y[rows])[1]
+            moved = {name: model[name] - RATE * (slope[name] + pull * (model[name] - served[name])) for name in part}
+            model = model | moved
         rows = test.rows[test.start[i] :][: test.size[i]]
         x, y = np.asarray(data.inputs)[rows], np.asarray(data.labels)[rows]
         scores = x @ model["kernel"] + model["bias"]
@@ -81,18 +84,27 @@ def by_hand(key, data, state, epochs, batch_size):
 
 @pytest.mark.rotating
 @pytest.mark.parametrize(
-    ("epochs", "batch_size", "plan", "block"),
-    [(1, 3, Plan(), 1000), (2, None, Plan(3), 4), (2, None, Plan(None), 1000), (1, 3, Plan(1, TWO), 1000)],
-    ids=["mini-one", "full-three", "full-whole", "mini-two devices"],
+    ("epochs", "batch_size", "plan", "block", "options"),
+    [
+        (1, 3, Plan(), 1000, {}),
+        (2, None, Plan(3), 4, {}),
+        (2, None, Plan(None), 1000, {}),
+        (1, 3, Plan(1, TWO), 1000, {}),
+        (2, 3, Plan(), 1000, {"pull": 0.7}),
+        (3, None, Plan(3), 4, {"pull": 0.4, "part": "kernel"}),
+        (2, 3, Plan(), 1000, {"part": ("bias",)}),
+    ],
+    ids=["mini-one", "full-three", "full-whole", "mini-two devices", "pull", "pull-part", "part"],
 )
-def test_every_client_is_scored_as_by_a_loop(epochs, batch_size, plan, block, key, monkeypatch):
+def test_every_client_is_scored_as_by_a_loop(epochs, batch_size, plan, block, options, key, monkeypatch):
     monkeypatch.setattr(evaluate, "BLOCK", block)
     with jax.enable_x64(True):
         data, state = problem()
-        finetune = FineTune(optax.sgd(RATE), epochs, batch_size)
+        finetune = FineTune(optax.sgd(RATE), epochs, batch_size, **options)
         found = evaluator(method(softmax_task()), data, plan, finetune)(key, state)
     tuned = found.finetuned
-    truths, guesses, losses = zip(*by_hand(key, data, state, epochs, batch_size), strict=True)
+    options = {name: (value,) if isinstance(value, str) else value for name, value in options.items()}
+    truths, guesses, losses = zip(*by_hand(key, data, state, epochs, batch_size, **options), strict=True)
     for i in range(7):
         if not TEST[i]:
             assert np.isnan([tuned.accuracy[i], tuned.f1[i], tuned.loss[i]]).all()
@@ -182,11 +194,65 @@ def test_models_that_diverge_are_counted_and_not_tested(key):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"epochs": 0}, ("epochs", 0, "finetune=None")), ({"batch_size": 0}, ("batch_size", 0))],
+    [
+        ({"epochs": 0}, ("epochs", 0, "finetune=None")),
+        ({"batch_size": 0}, ("batch_size", 0)),
+        ({"pull": -0.5}, ("pull", -0.5)),
+        ({"pull": np.nan}, ("pull", "nan")),
+    ],
 )
 def test_bad_numbers_are_refused(options, message):
     with pytest.raises(ValueError, match=mentions(*message)):
         FineTune(optax.sgd(RATE), **options)
+
+
+MLP = jaxfl.classification(jaxfl.models.MLP(hidden=(5,), num_classes=DATA.num_classes), DATA)
+
+
+@functools.cache
+def tuned_models(**options):
+    """Returns the served and the fine-tuned model of a client, by name of their leaves."""
+    one, key = methods.fedavg(MLP, optax.sgd(RATE)), jax.random.key(0)
+    state = one.init(key, DATA)
+    model, finite = jax.jit(trainer(one, FineTune(optax.sgd(RATE), 3, 2, **options)))(key, state, DATA, jnp.int32(0))
+    assert finite
+    return leaves(state.model), leaves(model)
+
+
+@pytest.mark.parametrize(
+    ("part", "moved"),
+    [("all", "Dense_[01]"), ("head", "Dense_1"), ("body", "Dense_0"), (("Dense_0/bias", "Dense_1/bias"), ".*/bias")],
+)
+def test_what_is_no_part_of_it_stays_bit_for_bit(part, moved):
+    before, after = tuned_models(part=part)
+    changed = {name for name in before if before[name].tobytes() != after[name].tobytes()}
+    assert changed == {name for name in before if re.match(moved, name)}
+
+
+def test_a_strong_pull_stays_near_the_served_model_and_none_is_no_pull():
+    before, free = tuned_models()
+    assert_equal(tuned_models(pull=0.0)[1], free, "a pull of 0")
+    near = tuned_models(pull=1 / RATE)[1]  # each step forgets the one before it
+
+    def away(model):
+        return sum(np.abs(model[name] - before[name]).sum() for name in before)
+
+    assert 0 < away(near) < away(free)
+
+
+@pytest.mark.parametrize(
+    ("part", "task"),
+    [
+        ("Dense_7", MLP),
+        ("body", jaxfl.classification(jaxfl.models.Logistic(num_classes=DATA.num_classes), DATA)),
+        ("usable", methods.fedproto(MLP, optax.sgd(RATE)).task),  # a leaf that no step changes
+    ],
+    ids=["no layer", "no body", "constant"],
+)
+def test_a_part_without_parameters_is_refused_before_anything_runs(part, task):
+    one = methods.fedavg(MLP, optax.sgd(RATE))._replace(task=task)
+    with pytest.raises(ValueError, match=mentions(part)):
+        evaluator(one, DATA, Plan(), FineTune(optax.sgd(RATE), part=part))
 
 
 def numbers(history):
