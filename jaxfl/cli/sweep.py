@@ -298,7 +298,7 @@ SWITCHES: dict[str, tuple[str, tuple[str, ...]]] = {
     "drift": ("none", ("drift_share",)),
     "drift_round": ("none", ("drift", "drift_share", "arrive", "leave")),
     "schedule": ("constant", ("schedule_rounds", "schedule_factor")),
-    "finetune": ("none", ("finetune_batch_size", "finetune_pull", "finetune_part")),
+    "finetune": ("none", ("finetune_batch_size", "finetune_pull", "finetune_layers")),
 }
 
 

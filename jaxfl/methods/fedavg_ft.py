@@ -15,7 +15,7 @@ fine-tuned here, sampled or not, held-out clients and newcomers too; a client wi
 attackers fine-tune as all others do. With full batches, v_i of w is the client's local model of the next round.
 
 `micro_accuracy` is that of v_i. Run `fedavg` or `fedprox` for that of w, or with `--set finetune=1` for both. With the
-network's last layer alone, or another pull, it is `--set finetune=1` with `finetune_part` and `finetune_pull`. A test
+network's last layer alone, or another pull, it is `--set finetune=1` with `finetune_layers` and `finetune_pull`. A test
 costs E_f passes over the training rows of all clients: evaluate rarely.
 """
 

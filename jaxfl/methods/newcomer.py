@@ -19,7 +19,7 @@ PHRASES: dict[str, str] = {"nothing": "nothing", "inputs": "unlabelled rows", "l
 
 
 class Newcomer(NamedTuple):
-    """What a method needs from a newcomer, what it serves to it, and the cost.
+    """The declaration of a newcomer's needs, its served model, and the cost.
 
     Attributes:
         needs: what is read of the newcomer's training rows.

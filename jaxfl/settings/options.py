@@ -466,7 +466,7 @@ def finetune(settings: Settings) -> FineTune | None:
     chosen, local = usual | settings.run, row.options | settings.method
     epochs, batch_size = chosen["finetune"], chosen["finetune_batch_size"]
     if epochs is None:
-        for name in ("finetune_batch_size", "finetune_pull", "finetune_part"):
+        for name in ("finetune_batch_size", "finetune_pull", "finetune_layers"):
             if chosen[name] != usual[name]:
                 raise ValueError(f"{name} needs finetune, got {chosen[name]} without it; give --set finetune=1.")
         return None
@@ -478,7 +478,7 @@ def finetune(settings: Settings) -> FineTune | None:
     def make(settings: Settings) -> FineTune:
         adapting = row.adapts and optax.sgd((row.options | settings.method)[row.adapts])
         pull = settings.run.get("finetune_pull", 0.0)
-        return FineTune(adapting or optimizer(settings), epochs, batch_size, pull, chosen["finetune_part"])
+        return FineTune(adapting or optimizer(settings), epochs, batch_size, pull, chosen["finetune_layers"])
 
     return attach(_shared_build(settings, lambda: make, "finetune"), numbers(settings), make(settings))
 

@@ -127,7 +127,7 @@ RUN = (
         traceable=True,
     ),
     Option(
-        "finetune_part",
+        "finetune_layers",
         "all",
         str | tuple[str, ...],
         "what fine-tuning trains: all, the head (the layer that the model creates last), the body (the others), or "

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jaxfl import data as federations
 from jaxfl import sampling
 from jaxfl.methods import METHODS, Row, fedavg
-from jaxfl.schema import Option
+from jaxfl.schema import Option, function_options
 from jaxfl.settings import options, reading
 from jaxfl.tasks import ACCURACY
 from tests.messages import mentions
@@ -117,14 +117,14 @@ def test_values_need_no_text():
 
 
 def test_fine_tuning_has_a_pull_and_a_part():
-    given = ["finetune=2", "finetune_pull=0.5", "finetune_part=Dense_0/kernel|Dense_1/.*"]
+    given = ["finetune=2", "finetune_pull=0.5", "finetune_layers=Dense_0/kernel|Dense_1/.*"]
     settings = options.route("fedavg", "rotated-digits", given)
     tuned = options.finetune(settings)
     assert (tuned.epochs, tuned.pull, tuned.part) == (2, 0.5, "Dense_0/kernel|Dense_1/.*")
     assert options.numbers(settings)["run.finetune_pull"] == 0.5  # a sweep over pulls compiles once
     other = options.finetune(options.route("fedavg", "rotated-digits", [*given[:1], "finetune_pull=0.25", given[2]]))
     assert other.hyperparameters.build is tuned.hyperparameters.build
-    for item in ("finetune_pull=0.5", "finetune_part=head"):
+    for item in ("finetune_pull=0.5", "finetune_layers=head"):
         name, _, value = item.partition("=")
         with pytest.raises(ValueError, match=mentions(name, value, "--set finetune=1")):
             options.finetune(options.route("fedavg", "rotated-digits", [item]))
@@ -410,3 +410,10 @@ def test_a_step_of_the_rate_is_in_its_round_in_compiled_programs_too(rounds):
     items = ["schedule=step", f"schedule_rounds={rounds}", "schedule_factor=0.5"]
     rates = jax.jit(options.schedule(options.route("fedavg", "rotated-digits", items)))
     assert [float(rates(number)) for number in (rounds - 1, rounds, 2 * rounds - 1, 2 * rounds)] == [1, 0.5, 0.5, 0.25]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_options_of_every_run_leave_a_method_its_names(method):
+    """Otherwise one of its options could not be set without its owner."""
+    of_runs = {option.name for option in options.options_of_runs(method)}
+    assert not of_runs & set(function_options(METHODS[method].factory))
