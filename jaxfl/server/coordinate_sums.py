@@ -66,7 +66,7 @@ def client_work(fn: Callable[..., tuple], shared: Any, *example: Any) -> ClientW
         shared: given to all clients; W_j must be among it.
         *example: given to one client.
     """
-    with coordinates.decisions() as decided:
+    with coordinates.decisions() as decided, coordinates.known_kernels():
         # traced once, for its shapes and for the clients; a new function, so that all is decided anew for this work
         program, shapes = jax.make_jaxpr(lambda *given: fn(*given), return_shape=True)(shared, *example)
         summed = coordinates.USED in decided and any(one.num_clusters == 1 for one in contributions(shapes[0]))
@@ -112,7 +112,7 @@ def _in_coordinates(program: core.ClosedJaxpr, shapes: tuple, shared: Any) -> Cl
                 kernels.append([arguments[base] for base in bases])
     more = [atom for _, parts in outputs for atom in parts]
     evaluate = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr.replace(outvars=[*jaxpr.outvars, *more]), program.consts))
-    squares = [jnp.stack([jnp.stack([(one * other).sum(0) for other in some]) for one in some]) for some in kernels]
+    squares = [coordinates.kernel_squares(some) for some in kernels]
 
     def run(*given: Any) -> tuple:
         results = evaluate(*jax.tree.leaves(given))
@@ -120,7 +120,7 @@ def _in_coordinates(program: core.ClosedJaxpr, shapes: tuple, shared: Any) -> Cl
         for (number, parts), square in zip(outputs, squares, strict=True):
             rows, gram, leaf, *products = (next(rest) for _ in parts)
             found.append(KernelCoordinates(rows, leaf))
-            flat[number] = _norm(gram, leaf, products, square)
+            flat[number] = coordinates.kernel_norm(gram @ leaf, leaf, products, square)
         return *jax.tree.unflatten(structure, flat), *found
 
     norms = {number: jax.ShapeDtypeStruct((), parts[2].aval.dtype) for number, parts in outputs}
@@ -137,21 +137,6 @@ def _kernel_operands(equation: core.JaxprEqn) -> tuple[list[Any], list[Any]]:
 def _inputs(part: core.JaxprEqn | core.Jaxpr) -> Sequence[Any]:
     """Returns the variables that an equation reads, or the results of a program."""
     return part.invars if isinstance(part, core.JaxprEqn) else part.outvars
-
-
-def _norm(gram: Array, leaf: Array, products: list[Array], squares: Array) -> Array:
-    """Returns the Euclidean norm of a kernel `[]`.
-
-    Args:
-        gram: X X^T `[n, n + k]`, its last columns 0.
-        leaf: the coordinates `[n + k, h]`.
-        products: X W_j, `k * [n, h]`.
-        squares: sums over the d inputs of W_i * W_j `[k, k, h]`.
-    """
-    slopes, scales = leaf[: len(gram)], leaf[len(gram) :]
-    mixed = sum(scale[None, :] * product for scale, product in zip(scales, products, strict=True))
-    own = (scales[:, None, :] * scales[None, :, :] * squares).sum()
-    return jnp.sqrt(jnp.maximum((slopes * (gram @ leaf + 2 * mixed)).sum() + own, 0))
 
 
 def empty_sums(work: ClientWork) -> list[KernelSum]:

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from jaxfl import tree
 from jaxfl.schema import is_known
 from jaxfl.typing import Array, Key
+from jaxfl.wire.clipping import clip_factor
 
 FLOAT_BITS = 32  # of a number that is sent as it is
 SCALE_BITS = 32  # of a scale, or of the seed of random places
@@ -63,11 +64,14 @@ class Transform(NamedTuple):
         coded: what the link makes of the size of a message.
         error: `numbers -> float`, the largest mean squared error of a message of so many numbers other than 0, by its
             own square; below 1 it can be fed back, see `jaxfl.wire.memory`. Of a chain it is its links' largest.
+        longest: S, of a link that does nothing but shorten messages to this norm, for which kernels can stay in
+            coordinates, see `jaxfl.wire.clipping`; None of any other.
     """
 
     change: Callable[[Key, Array], Array]
     coded: Callable[[CodeSize], CodeSize] = lambda size: size
     error: Callable[[int], float] = lambda numbers: 0.0
+    longest: Any = None
 
 
 def chain(*links: Transform) -> Transform:
@@ -94,7 +98,7 @@ def chain(*links: Transform) -> Transform:
             largest, size = max(largest, link.error(size.numbers)), link.coded(size)
         return largest
 
-    return Transform(change, coded, error)
+    return Transform(change, coded, error, links[0].longest if len(links) == 1 else None)
 
 
 def clip(norm: float) -> Transform:
@@ -113,10 +117,9 @@ def clip(norm: float) -> Transform:
         raise ValueError(f"clip must be above 0 and finite, got {norm}; 1.0 is usual, none does not clip.")
 
     def change(key: Key, v: Array) -> Array:
-        bound, length = jnp.asarray(norm, v.dtype), tree.norm(v)
-        return v * jnp.where(length > bound, bound / jnp.where(length > 0, length, 1), 1)
+        return v * clip_factor(tree.norm(v), norm)
 
-    return Transform(change)
+    return Transform(change, longest=norm)
 
 
 def top_k(share: float) -> Transform:

@@ -41,6 +41,7 @@ from jaxfl.random import Stream, key_for
 from jaxfl.schema import check_literal, is_known, quoted
 from jaxfl.server.aggregate import Contribution, Total
 from jaxfl.typing import Array, Key, Params
+from jaxfl.wire.clipping import clipped
 
 COUNT_SHARE = 0.5  # a, of the clip, that a client adds to the count of its cluster
 Accounting = Literal["poisson", "poisson-assumed"]
@@ -178,20 +179,19 @@ def check_privacy(
         )
 
 
-def bounded(many: Sequence[Contribution], updates: Sequence[Params], of_round: RoundPrivacy) -> list[Contribution]:
+def bounded(many: Sequence[Contribution], starts: Sequence[Params], of_round: RoundPrivacy) -> list[Contribution]:
     """Returns a client's contributions with its updates in place of the models, jointly clipped, of weight 1.
 
     A client without weight still has none; updates that are not finite stay so, and are dropped as ever.
 
     Args:
         many: the contributions of one pass.
-        updates: of each of them.
+        starts: what the client has received in the place of each of their values.
         of_round: the privacy.
 
     Raises:
         ValueError: a client has a weight in all clusters, or a model running averages.
     """
-    clip = of_round.privacy.clip
     leaves = [name for one in many for name in tree.names(one.values)]
     if running := [name for name in leaves if any(f"/{name}".endswith(f"/{each}") for each in of_round.averages)]:
         raise ValueError(
@@ -203,15 +203,10 @@ def bounded(many: Sequence[Contribution], updates: Sequence[Params], of_round: R
             "noise must be none for clients with a weight in all clusters, such as those of fedsoft, whose sums of "
             "weights would be told; take ifca or fedem."
         )
-    length = tree.norm(list(updates))
-    factor = jnp.where(length > clip, clip / jnp.where(length > 0, length, 1), 1)
-    clipped = jax.tree.map(lambda leaf: leaf * factor.astype(leaf.dtype), list(updates))
-
-    def message(one: Contribution, update: Params) -> Contribution:
-        values = tree.where(tree.is_finite(one.values), update, one.values)
-        return dataclasses.replace(one, values=values, weight=(one.weight > 0).astype(one.weight.dtype), start=None)
-
-    return [message(*parts) for parts in zip(many, clipped, strict=True)]
+    return [
+        dataclasses.replace(one, weight=(one.weight > 0).astype(one.weight.dtype), start=None)
+        for one in clipped(many, starts, of_round.privacy.clip, relative=True)
+    ]
 
 
 def noised(totals: Sequence[Total], of_round: RoundPrivacy, number: int, cohort: Cohort) -> list[Total]:

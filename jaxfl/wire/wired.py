@@ -45,6 +45,7 @@ from jaxfl.typing import Array, Key, Params
 from jaxfl.wire.attacks import Collusion, collusion_of
 from jaxfl.wire.canaries import Canaries, canaries_of
 from jaxfl.wire.channel import CodeSize, Transform, chain, clip
+from jaxfl.wire.clipping import clipped, is_finite
 from jaxfl.wire.memory import Memory, Remembering, remember, with_memory
 from jaxfl.wire.privacy import Privacy, PrivateRounds, RoundPrivacy, bounded, check_privacy, noised
 
@@ -295,7 +296,7 @@ class _RoundWire:
             if memory is not None:
                 row = [(row[0] if row else None, held)]
             if many and self.privacy is not None:
-                many = bounded(many, [_update(one) for one in many], self.privacy)
+                many = bounded(many, [_full_start(one) for one in many], self.privacy)
             collected = []
             if self.aggregator is not None or self.collusion is not None:
                 many, collected = map(list, zip(*map(_collect, many), strict=True)) if many else ([], [])
@@ -399,7 +400,7 @@ def _memberships(one: Contribution) -> Array:
     member = one.weight > 0
     if not one.weight.ndim:
         member = member & (one.cluster == jnp.arange(one.num_clusters, dtype=one.cluster.dtype))
-    return member & tree.is_finite(one.values)
+    return member & is_finite(one.values)
 
 
 def send(
@@ -415,7 +416,10 @@ def send(
         many: the contributions of one pass, which are one message.
         held: `[d]` the client's memory, see `jaxfl.wire.memory`; None without error feedback.
     """
-    starts, update = [_full_start(one) for one in many], [_update(one) for one in many]
+    starts = [_full_start(one) for one in many]
+    if held is None and channel.longest is not None:
+        return clipped(many, starts, channel.longest), None
+    update = [_update(one) for one in many]
     vector = tree.ravel(update) if held is None else tree.ravel(update) + held
     received = channel.change(key, vector)
     sent = []

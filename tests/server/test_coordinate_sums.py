@@ -155,7 +155,7 @@ def test_the_norm_decides_who_has_diverged():
     rows, kernels, leaf = rng.normal(size=(4, 9)), list(rng.normal(size=(2, 9, 3))), rng.normal(size=(6, 3))
     squares = np.stack([np.stack([(one * other).sum(0) for other in kernels]) for one in kernels])
     gram, products = np.pad(rows @ rows.T, ((0, 0), (0, 2))), [rows @ one for one in kernels]
-    norm = jax.jit(coordinate_sums._norm)
+    norm = jax.jit(lambda gram, leaf, *more: coordinates.kernel_norm(gram @ leaf, leaf, *more))
     kernel = rows.T @ leaf[:4] + sum(leaf[4 + j][None] * one for j, one in enumerate(kernels))
     np.testing.assert_allclose(norm(gram, leaf, products, squares), np.linalg.norm(kernel), rtol=1e-12)
     for bad in (np.nan, np.inf):

@@ -26,6 +26,7 @@ c_i [h] of the k kernels W_i.
 """
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
@@ -33,6 +34,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxfl import tree
@@ -189,9 +191,19 @@ def kernel_coordinates(kernel: Kernel, one: Array) -> Array:
 def full_kernel(kernel: Kernel, leaf: Array, memory: StepMemory) -> Array:
     """Returns W `[d, h]`."""
     if isinstance(kernel, FirstKernel):
-        return make_kernel(kernel.rows, kernel.gram, leaf, kernel.kernels, kernel.products)
-    rows, products = memory.seen[kernel.name]
-    return make_kernel(rows, _gram(rows, len(products)), leaf, kernel.kernels, products)
+        rows, gram, products = kernel.rows, kernel.gram, kernel.products
+    else:
+        rows, products = memory.seen[kernel.name]
+        gram = _gram(rows, len(products))
+    return _made(rows, gram, leaf, kernel.kernels, products)
+
+
+def _made(rows: Array, gram: Array, leaf: Array, kernels: list[Array], products: list[Array]) -> Array:
+    """Returns W `[d, h]`, which `in_coordinates_of` knows from now on."""
+    kernel = make_kernel(rows, gram, leaf, kernels, products)
+    if (known := _known.get()) is not None:
+        known.append((kernel, KernelInCoordinates(rows, gram, leaf, kernels, products, leaf)))
+    return kernel
 
 
 @jax.jit
@@ -213,6 +225,89 @@ def make_kernel(rows: Array, gram: Array, leaf: Array, kernels: list[Array], pro
 def _gram(rows: Array, kernels: int) -> Array:
     """Returns X X^T `[m, m + k]`, with columns of zeros."""
     return jnp.pad(rows @ rows.T, ((0, 0), (0, kernels)))
+
+
+def kernel_norm(inner: Array, leaf: Array, products: Sequence[Array], squares: Array) -> Array:
+    """Returns the Euclidean norm of a kernel `[]`.
+
+    Args:
+        inner: X X^T A `[n, h]`.
+        leaf: the coordinates `[n + k, h]`.
+        products: X W_j, `k * [n, h]`.
+        squares: sums over the d inputs of W_i * W_j `[k, k, h]`.
+    """
+    slopes, scales = leaf[: len(inner)], leaf[len(inner) :]
+    mixed = sum(scale[None, :] * product for scale, product in zip(scales, products, strict=True))
+    own = (scales[:, None, :] * scales[None, :, :] * squares).sum()
+    return jnp.sqrt(jnp.maximum((slopes * (inner + 2 * mixed)).sum() + own, 0))
+
+
+def kernel_squares(kernels: Sequence[Array]) -> Array:
+    """Returns the sums over the d inputs of W_i * W_j `[k, k, h]`."""
+    return jnp.stack([jnp.stack([(one * other).sum(0) for other in kernels]) for one in kernels])
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelInCoordinates:
+    """A kernel W that a client has ended with, or a difference or a multiple of it; see `make_kernel`."""
+
+    rows: Array  # X [n, d]
+    gram: Array  # X X^T [n, n + k], its last columns 0
+    leaf: Array  # [n + k, h]
+    kernels: list[Array]  # W_i, k * [d, h]
+    products: list[Array]  # X W_i, k * [n, h]
+    like: Array  # coordinates with the same A: one product with X X^T is enough for all of these
+
+    def has(self, kernel: Array) -> bool:
+        """Returns whether a kernel is one of the W_i."""
+        return any(one is kernel for one in self.kernels)
+
+    def plus(self, factor: float, kernel: Array) -> "KernelInCoordinates":
+        """Returns the sum with a factor times one of the W_i."""
+        column = np.zeros((len(self.leaf), 1), self.leaf.dtype)
+        column[len(self.rows) + next(place for place, one in enumerate(self.kernels) if one is kernel)] = factor
+        return dataclasses.replace(self, leaf=self.leaf + column)
+
+    def times(self, factor: Array) -> "KernelInCoordinates":
+        """Returns the product with a factor `[]`."""
+        leaf = factor.astype(self.leaf.dtype) * self.leaf
+        return dataclasses.replace(self, leaf=leaf, like=leaf)
+
+    def where(self, chosen: Array, other: "KernelInCoordinates") -> "KernelInCoordinates":
+        """Returns itself where a bool `[]` is True, and one with the same X and W_i elsewhere."""
+        leaf = jnp.where(chosen, self.leaf, other.leaf)
+        return dataclasses.replace(self, leaf=leaf, like=leaf)
+
+    def norm(self) -> Array:
+        """Returns its Euclidean norm `[]`; squares of tiny or huge coordinates do not underflow or overflow."""
+        gram = self.gram
+        if jax.default_backend() != "cpu":  # elsewhere products of training may have the digits of bfloat16
+            gram = jnp.pad(jnp.matmul(self.rows, self.rows.T, precision="highest"), ((0, 0), (0, len(self.kernels))))
+        inner, largest = jnp.matmul(gram, self.like, precision="highest"), jnp.abs(self.leaf).max()
+        scale = jnp.where(largest > 0, largest, 1)
+        return scale * kernel_norm(inner / scale, self.leaf / scale, self.products, kernel_squares(self.kernels))
+
+    def array(self) -> Array:
+        """Returns it as an array `[d, h]`, which `in_coordinates_of` knows."""
+        return _made(self.rows, self.gram, self.leaf, self.kernels, self.products)
+
+
+_known: ContextVar[list[tuple[Array, KernelInCoordinates]] | None] = ContextVar("known", default=None)
+
+
+@contextlib.contextmanager
+def known_kernels() -> Iterator[None]:
+    """Lets `in_coordinates_of` know the kernels of the program that is traced inside."""
+    token = _known.set([])
+    try:
+        yield
+    finally:
+        _known.reset(token)
+
+
+def in_coordinates_of(kernel: Array) -> KernelInCoordinates | None:
+    """Returns the coordinates that a kernel was made from in this program; None for any other array."""
+    return next((made for one, made in _known.get() or () if one is kernel), None)
 
 
 def _scaled_products(kernel: Kernel, leaf: Array, products: Sequence[Array]) -> Array:
