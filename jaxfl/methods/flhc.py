@@ -22,6 +22,10 @@ below 0.77 and 0.95: the longer the warm-up, the less similar their updates are.
 A client without rows, or with a model that is not finite, has no D_i: it does not affect the clustering, and is in the
 largest cluster. Held-out clients are in the cluster of the nearest client that took part. So are clients that arrive
 later: theta is stored, and all clients train from it once more. Before round n all clients have one model.
+
+FedClust (Islam et al., 2024, arXiv 2407.07124) is said to cluster once, by the weights of the last layer after a local
+pass. That is FL+HC with `layers="last kernel"`, `warmup_rounds=0`, `metric="l2"` and a T of its scale. The paper's text
+was not available: which distance and linkage it has is unconfirmed, so that there is no preset.
 """
 
 import math
@@ -97,7 +101,8 @@ def flhc(
         threshold: T, in units of the distances; clusters at exactly T merge. None is 0.8 for the cosine; l1 and l2
             depend on the model's scale and need a value.
         num_clusters: number of clusters, instead of a threshold.
-        layers: patterns (see `tree.matching`) of the parameters that are compared; all by default.
+        layers: patterns (see `tree.matching`) of the parameters that are compared, or `"last kernel"`; all by
+            default.
         sketch_size: numbers stored of each client's update, if it is longer: the relative error of l2, and the error of
             a cosine, is about `1 / sqrt(sketch_size)`. None stores all numbers, N models in round n; l1 needs None.
         local_epochs: E, also of the clustering.

@@ -76,7 +76,8 @@ def kfed(
         weighting: weights of the models in a mean: `"rows"` (n_i / n) or `"uniform"` (1 / m); in the clustering all
             clients count equally.
         first_epochs: epochs of the training before the clustering.
-        layers: patterns (see `tree.matching`) of the parameters that clients are clustered by; all by default.
+        layers: patterns (see `tree.matching`) of the parameters that clients are clustered by, or `"last
+            kernel"`; all by default.
 
     Raises:
         ValueError: an option is out of range, or there are more clusters than clients.

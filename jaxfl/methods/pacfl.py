@@ -11,10 +11,11 @@ clusters. With the inputs of client i as columns of D_i,
     each round  FedAvg in every cluster, all from one initial model
 
 The inputs are those of the network, rotated and normalised. Labels are not used: clients with different labels for the
-same inputs are equal to this method. Nothing is centred, so the first vector is the clients' mean input, which they
-often share; angles are small, and the threshold depends on the scale and shift of the inputs. On the rotated digits (40
-clients of 80 rows, p = 3) two clients of one rotation are 4 to 11 degrees apart, of different rotations 12 to 76. The
-official scripts have 4.9 and 9.88 (CIFAR-10 and -100) and 42 (four data sets).
+same inputs are equal to this method. Nothing of a model is compared, so that there is no choice of `layers`. Nothing is
+centred, so the first vector is the clients' mean input, which they often share; angles are small, and the threshold
+depends on the scale and shift of the inputs. On the rotated digits (40 clients of 80 rows, p = 3) two clients of one
+rotation are 4 to 11 degrees apart, of different rotations 12 to 76. The official scripts have 4.9 and 9.88 (CIFAR-10
+and -100) and 42 (four data sets).
 
 The official code (`preset="official"`) has another A: a client's U_i are the vectors of each of its labels, side by
 side (`vectors="label"`), and A_ij is the smallest arc cosine of an entry of U_i'U_j (`angle="entry"`): no singular

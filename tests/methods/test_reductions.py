@@ -12,6 +12,7 @@ import pytest
 from jaxfl import methods, tree
 from jaxfl.cohort import Cohort
 from tests import problems
+from tests.messages import mentions
 from tests.problems import compiled
 from tests.reference import close, equal, gradient
 
@@ -197,3 +198,27 @@ def test_stocfl_with_pull_of_one_over_rate_steps_from_omega():
         slope = gradient(theta, *problems.rows_of(data)[0])[1]
         theta = jax.tree.map(lambda omega, g: omega - RATE * g, state.solver.model, slope)
     close(tree.take(served, 0), theta)
+
+
+COMPARING = [name for name, row in methods.METHODS.items() if "layers" in row.options]
+
+
+def test_methods_that_compare_models_have_a_choice_of_layers():
+    assert {"cfl", "layercfl", "adacfl", "flhc", "stocfl", "kfed", "robust", "fesem", "wecfl"} <= set(COMPARING)
+
+
+@pytest.mark.parametrize("name", COMPARING)
+def test_the_last_kernel_is_a_name_of_its_pattern(name):
+    """The programs are equal, letter by letter, and that of all layers is another one."""
+
+    def program(layers):
+        method = methods.METHODS[name].factory(TASK, optax.sgd(RATE), **methods.METHODS[name].small, layers=layers)
+
+        def run(key, data):
+            return method.round(key, method.init(key, data), data, Cohort.of(EVERYBODY))[0]
+
+        return jax.jit(run).lower(jax.random.key(0), DATA).as_text()
+
+    assert program("last kernel") == program("kernel") != program(".*")
+    with pytest.raises(ValueError, match=mentions("nowhere")):
+        program("nowhere")

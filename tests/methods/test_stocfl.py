@@ -57,7 +57,8 @@ class Loop:
                 slope = reference.gradient(model, *self.setting.clients[client])[1]
                 model = reference.combine([(1, model), (-self.setting.rate, slope)])
             found = reference.combine([(1, self.first), (-1, model)])
-        vector = np.concatenate([found[name].ravel() for name in sorted(found)])
+        compared = [name for name in sorted(found) if self.rule.get("layers", name) == name]
+        vector = np.concatenate([found[name].ravel() for name in compared])
         return vector / np.linalg.norm(vector) if self.rule["normalise"] else vector
 
     def group(self, parts, sums):
@@ -140,6 +141,7 @@ VARIANTS = {
     "sampled members, raw": {"compare": "sampled", "members": "sampled", "normalise": False},
     "batches by rows, chain": {"batch_size": 3, "weighting": "rows", "update": "chain"},
     "only sums, greedy": {"keep": "clusters", "linkage": "greedy"},
+    "one layer": {"layers": "bias"},
 }
 
 

@@ -70,7 +70,8 @@ def layercfl(
         optimizer: the local optimiser; the paper has Adam and does not state its rate.
         environment: `"feature"`: the fourth convolution, as in the paper, or the last of fewer, or the first dense
             layer of a network without any; `"label"`: the first dense layer; `"unknown"`: all layers.
-        layers: patterns (see `tree.matching`) of the parameters compared, instead of the environment's.
+        layers: patterns (see `tree.matching`) of the parameters compared, or `"last kernel"`, instead of the
+            environment's.
         relative: whether eps1, eps2 and gamma_max are multiples of observed values, see `cfl`; absolute ones must be
             given.
         eps1: a cluster is stationary when the norm of its mean update is below it; 0 never splits, which is FedAvg.
@@ -128,7 +129,8 @@ def adacfl(
     Args:
         task: what is learned.
         optimizer: the local optimiser.
-        layers: patterns (see `tree.matching`) of the parameters compared; None is all dense layers.
+        layers: patterns (see `tree.matching`) of the parameters compared, or `"last kernel"`; None is all
+            dense layers.
         relative, eps1, eps2, local_epochs, batch_size, weighting, sketch_size, slots: as in `layercfl`.
         gamma_max: bound that a split must exceed, a multiple of the distance of nearest peers; used if it is relative.
 

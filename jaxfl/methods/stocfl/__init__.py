@@ -26,6 +26,7 @@ StoCFL starts with N clusters but does not hold N models: an unseen client is in
 training, so that only trained clusters have a slot.
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
@@ -92,6 +93,7 @@ def stocfl(
     weighting: aggregate.Weighting = "uniform",
     representation: RepresentationKind | None = None,
     representation_epochs: int = 10,
+    layers: str | Sequence[str] = ".*",
     representation_size: int | None = 4096,
     normalise: bool | None = None,
     anchor_task: Task | None = None,
@@ -122,6 +124,8 @@ def stocfl(
         representation: Psi, the `"gradient"` at the anchor model, or the `"displacement"` of the anchor model by some
             local epochs (gradient, displacement).
         representation_epochs: local epochs of the displacement.
+        layers: patterns (see `tree.matching`) of the anchor's parameters that Psi is of, or `"last kernel"`; all by
+            default.
         representation_size: numbers stored of each Psi; a longer one is sketched (see `clustering.sketch`), with an
             error of a cosine of about `1 / sqrt(representation_size)`. None stores all numbers.
         normalise: whether Psi is scaled to length 1 (yes, no).
@@ -155,6 +159,7 @@ def stocfl(
         optimizer,
         kind=rule.representation,
         epochs=representation_epochs,
+        layers=layers,
         batch_size=batch_size,
         size=representation_size,
         normalise=rule.normalise,

@@ -7,7 +7,7 @@ direction. Representations are comparable only for the same anchor, loss and num
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -23,7 +23,7 @@ from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.divide import divide_rows
 from jaxfl.engine import over_clients
-from jaxfl.methods.parts.vectors import to_vector
+from jaxfl.methods.parts.vectors import compared_leaves, to_vector
 from jaxfl.random import Stream, key_for
 from jaxfl.tasks import Task, without_dropout
 from jaxfl.typing import Array, Key, Params
@@ -63,6 +63,7 @@ def represent(
     kind: RepresentationKind = "gradient",
     epochs: int = 10,
     batch_size: int | None = None,
+    layers: str | Sequence[str] = ".*",
     size: int | None = 4096,
     normalise: bool = True,
 ) -> Representation:
@@ -74,6 +75,8 @@ def represent(
         kind: `"gradient"` (the paper) or `"displacement"` (the official code).
         epochs: of the displacement.
         batch_size: of the displacement; None takes all of a client's rows at once.
+        layers: patterns (see `tree.matching`) of the parameters whose gradient, or displacement, it is, or
+            `"last kernel"`.
         size: numbers of a representation; a longer vector is sketched (see `clustering.sketch`), with an error of a
             cosine of about `1 / sqrt(size)`. None takes all numbers.
         normalise: whether Psi is scaled to length 1; otherwise long vectors weigh more in a cluster.
@@ -93,6 +96,7 @@ def represent(
         raise ValueError(f"representation_size must be at least 1, got {size}; none takes all numbers.")
     if epochs < 1:
         raise ValueError(f"representation_epochs must be at least 1, got {epochs}.")
+    chosen = compared_leaves(task, layers)
     still = without_dropout(task)
     gradient_of = full_gradient(still)
     train = local_train(still, optimizer, local_epochs=epochs, batch_size=batch_size)
@@ -106,6 +110,7 @@ def represent(
             even = replace(data, rate=None, stragglers=None)
             model, _ = train(client_key, anchor, even, client, anchor=anchor)
             direction = jax.tree.map(jnp.subtract, anchor, model)
+        direction, _ = tree.partition(direction, chosen)
         return tree.ravel(direction) if size is None else to_vector(key, direction, size=size)
 
     def psi(key: Key, anchor: Params, data: FederatedData, client: Array) -> Array:
