@@ -66,6 +66,7 @@ TABLES = {
     "wire attacks": wire.robustness,
     "wire compression": wire.bandwidth,
     "wire privacy": wire.privacy_cost,
+    "wire speed": wire.costs,
     **{f"scaling {over}": functools.partial(speed.scaling, over) for over in AXES},
 }
 PLACE = re.compile(r"(<!-- made: (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.wire import attacks, compression, grid, privacy
+from experiments.wire import attacks, compression, grid, privacy, speed
 from experiments.wire import membership as experiment
 
 NAMES = {
@@ -96,6 +96,19 @@ def privacy_cost() -> str:
             )
     heads = ["no privacy" if epsilon is None else f"epsilon {epsilon:g}" for epsilon in privacy.EPSILONS]
     return _made(["method", "clients", *heads], rows, 2)
+
+
+def costs() -> str:
+    """Returns how many times as long as a plain round one with each wire takes: the median of the runs."""
+    found, rows = grid.kept("speed"), []
+    for line in speed.LINES:
+        runs = [one for one in found if (one["workload"], one["clients"]) == (line.work, line.clients)]
+        cells = []
+        for name in speed.WIRES:
+            ratios = [one["ratio"][name] for one in runs if name in one["ratio"]]
+            cells.append(f"{np.median(ratios):.2f}" if ratios and name != speed.PLAIN else MISSING)
+        rows.append([runs[0]["what"] if runs else line.work, *cells])
+    return _made(["round", *speed.WIRES], rows, 1)
 
 
 def _by_options(name: str) -> dict[str, Records]:

@@ -6,7 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from experiments.wire import attacks, compression, grid, membership, privacy
+from docs.generate import wire
+from experiments.wire import attacks, compression, grid, membership, privacy, speed
 from jaxfl.settings import options
 
 
@@ -43,6 +44,20 @@ def test_the_runs_of_a_grid_are_possible(settings):
         assert words[:3] == ["jaxfl", "run", setting.method] and str(numbers["rounds"]) in words
         written = {name: "true" if value is True else value for name, value in given.items()}
         assert all(f"{name}={value}" in words for name, value in written.items())
+
+
+def test_costs_are_kept_once_a_line_and_are_a_table(tmp_path, monkeypatch):
+    monkeypatch.setattr(grid, "RESULTS", tmp_path)
+    lines = [speed.Line("w3-logistic", 3, speed.LINKS[:2]), speed.Line("w3-logistic", 4, speed.AGGREGATORS[:2])]
+    monkeypatch.setattr(speed, "LINES", lines)
+    for _ in range(2):
+        speed.main(["w3-logistic", "--repeats", "1", "--cores", "1"])
+    assert [(one["clients"], list(one["ratio"])) for one in grid.kept("speed")] == [
+        (3, ["none", "clip"]),
+        (4, ["none", "median"]),
+    ]
+    head, _, *rows = wire.costs().splitlines()
+    assert head == "| round | clip | median |" and len(rows) == 2
 
 
 def test_the_federation_of_privacy_has_as_many_clients_as_are_wanted():
