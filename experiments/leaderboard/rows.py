@@ -84,6 +84,7 @@ ROWS = (
     Row("fedper"),
     Row("ifca", COUNT),
     Row("clove", COUNT),
+    Row("cfl_gp", COUNT),
     Row("hypcluster", COUNT),
     Row("kfed", COUNT),
     Row("robust", COUNT),

@@ -17,6 +17,8 @@ from jaxfl.methods.cfl import PRESETS as CFL_PRESETS
 from jaxfl.methods.cfl import cfl
 from jaxfl.methods.cfl.layercfl import PRESETS as LAYERCFL_PRESETS
 from jaxfl.methods.cfl.layercfl import adacfl, layercfl
+from jaxfl.methods.cfl_gp import PRESETS as CFL_GP_PRESETS
+from jaxfl.methods.cfl_gp import cfl_gp as cfl_gp
 from jaxfl.methods.clove import clove as clove
 from jaxfl.methods.ditto import ditto as ditto
 from jaxfl.methods.fedala import fedala as fedala
@@ -458,6 +460,23 @@ CLUSTERED: dict[str, Row] = {  # a model for each cluster
                 passes="`local_epochs`, training",
                 down="2 models",
                 up="a sketch of its update",
+            ),
+        ),
+    ),
+    "cfl_gp": Row(
+        cfl_gp,
+        "K models that take turns, clients clustered by the updates that they have made of each",
+        "Kim et al., ICML 2024",
+        small={"num_clusters": 2},
+        finds_clusters=True,
+        presets=CFL_GP_PRESETS,
+        newcomers=(
+            Newcomer(
+                "labels",
+                "the cluster with the nearest profile",
+                passes="K x `local_epochs`, training",
+                down="K models, and its cluster's",
+                up="K sketches of updates",
             ),
         ),
     ),

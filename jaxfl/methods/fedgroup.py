@@ -39,6 +39,7 @@ from jaxfl import engine, tree
 from jaxfl.client.corrections import proximal_pull
 from jaxfl.client.training import Train, local_train
 from jaxfl.clustering import kmeans
+from jaxfl.clustering.spectral import leading_coordinates
 from jaxfl.cohort import Cohort, resolve_plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
@@ -188,10 +189,9 @@ def decomposed_cosines(updates: Array, components: int) -> Array:
     [..., 0.0, ...]
     """
     products = jnp.matmul(updates, updates.T, precision="highest")
-    values, vectors = jnp.linalg.eigh(products)
-    values, vectors = values[::-1][:components], vectors[:, ::-1][:, :components]
+    coordinates, _ = leading_coordinates(products, components)
     length = jnp.sqrt(jnp.diagonal(products))[:, None]
-    return jnp.sqrt(jnp.maximum(values, 0))[None] * vectors / jnp.where(length > 0, length, 1)
+    return coordinates / jnp.where(length > 0, length, 1)
 
 
 def nearest_direction(updates: Array, directions: Array) -> Array:

@@ -66,6 +66,7 @@ CASES = [
             "wecfl",
             "ifca_cam",
             "wecfl_cam",
+            "cfl_gp",
             "kfed",
             "robust",
             "fedgroup",
