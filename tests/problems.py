@@ -17,6 +17,16 @@ from jaxfl.tasks import Task, contract, masked_mean
 CURVATURE = np.array([[2.0, 0.3, 0.0], [0.3, 0.7, -0.2], [0.0, -0.2, 0.4]])
 SCALE = np.array([1.0, 0.5])  # how much a row of each class weighs in the quadratic task
 
+# options of networks by name with which their programs are small
+SMALL_NETWORKS: dict[str, dict] = {
+    "resnet9": {"width": 2},
+    "resnet18": {"width": 4, "blocks": (1, 1)},
+    "resnet18-gn": {"width": 4, "groups": 2, "blocks": (1, 1)},
+    "resnet18-tv": {"width": 4, "blocks": (1, 1)},
+    "mobilenetv2": {"width": 0.1},
+    "vit": {"width": 8, "heads": 2, "layers": 1},
+}
+
 
 def linear_federation(sizes=(5, 0, 3, 8, 1, 6, 4), groups=(0, 0, 1, 1, 0, 1, 0), seed=0) -> FederatedData:
     """Clients of these sizes with three inputs and two classes; group 1 has its labels exchanged."""

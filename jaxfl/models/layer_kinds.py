@@ -11,13 +11,14 @@ import jax
 from flax import linen as nn
 
 from jaxfl.models.adapters import nnx_classes, observed_modules
+from jaxfl.models.vision import SelfAttention
 from jaxfl.typing import Key, Params
 
 LayerKind = Literal["dense", "convolution", "recurrent", "attention"]
 # the kind of a module and of all modules in it, by classes of flax.linen and names of flax.nnx; the first that fits
 KINDS: dict[LayerKind, tuple[tuple[type, ...], tuple[str, ...]]] = {
     "recurrent": ((nn.RNNCellBase,), ("RNNCellBase",)),
-    "attention": ((nn.MultiHeadDotProductAttention,), ("MultiHeadAttention",)),
+    "attention": ((nn.MultiHeadDotProductAttention, SelfAttention), ("MultiHeadAttention",)),
     "dense": ((nn.DenseGeneral, nn.Einsum), ("LinearGeneral", "Einsum")),  # with kernels of any number of axes
 }
 

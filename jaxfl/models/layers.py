@@ -8,7 +8,6 @@ Parameters are named and shaped as in `flax.linen`, so that a model can be moved
 
 import math
 import numbers
-import operator
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -21,7 +20,7 @@ from jaxfl.schema import checked
 from jaxfl.typing import Array, Key
 
 Initializer = Callable[..., Array]  # (key, shape, dtype) -> array
-Padding = Literal["SAME", "VALID"]
+Padding = Literal["SAME", "VALID"] | int  # an integer: zeros on each side
 
 
 def torch_uniform(fan_in: int | None = None) -> Initializer:
@@ -52,7 +51,7 @@ def torch_uniform(fan_in: int | None = None) -> Initializer:
 
 
 @checked
-def max_pool(inputs: Array, window: int = 2, padding: Padding = "VALID") -> Array:
+def max_pool(inputs: Array, window: int = 2, padding: Literal["SAME", "VALID"] = "VALID") -> Array:
     """Maximum over windows side by side (stride = window), equal to `flax.linen.max_pool`.
 
     Since the maximum and a relu commute, put the relu after the pooling: the same function and gradient at a quarter of
@@ -70,12 +69,36 @@ def max_pool(inputs: Array, window: int = 2, padding: Padding = "VALID") -> Arra
     >>> max_pool(jnp.arange(16.0).reshape(1, 4, 4, 1)).ravel().tolist()
     [5.0, 7.0, 13.0, 15.0]
     """
+    _check_window(inputs, window, padding)
+    return nn.max_pool(inputs, (window, window), (window, window), padding)
+
+
+@checked
+def average_pool(inputs: Array, window: int = 2) -> Array:
+    """Mean over windows side by side (stride = window), equal to `flax.linen.avg_pool`; a rest is cropped.
+
+    Args:
+        inputs: `[B, H, W, channels]`.
+        window: side of the square window.
+
+    Returns:
+        `[B, H // window, W // window, channels]`.
+
+    >>> average_pool(jnp.arange(16.0).reshape(1, 4, 4, 1)).ravel().tolist()
+    [2.5, 4.5, 10.5, 12.5]
+    """
+    _check_window(inputs, window, "VALID")
+    sides = (window, window)
+    return nn.pooling.pool(inputs, 0.0, jax.lax.add, sides, sides, "VALID") / window**2
+
+
+def _check_window(inputs: Array, window: int, padding: str) -> None:
+    """Raises ValueError where a window without padding does not fit into the images."""
     if padding == "VALID" and min(inputs.shape[1:3]) < window:
         raise ValueError(
             f"window must be at most the input's height and width {inputs.shape[1:3]} with padding 'VALID', "
             f"got {window}; use larger images, fewer pooling layers, padding='SAME' or another network."
         )
-    return nn.max_pool(inputs, (window, window), (window, window), padding)
 
 
 class Conv(nn.Module):
@@ -84,7 +107,7 @@ class Conv(nn.Module):
     Attributes:
         features: output channels.
         kernel_size: `(kh, kw)`.
-        padding: "SAME" or "VALID".
+        padding: "SAME", "VALID", or a number of zeros on each side.
         kernel_init: initialiser of `kernel [kh, kw, ci, co]`.
         bias_init: initialiser of `bias [co]`; None is `torch_uniform` with the fan-in of the kernel.
 
@@ -105,12 +128,16 @@ class Conv(nn.Module):
         fan_in = math.prod(self.kernel_size) * inputs.shape[-1]
         kernel = self.param("kernel", self.kernel_init, (*self.kernel_size, inputs.shape[-1], self.features))
         bias = self.param("bias", self.bias_init or torch_uniform(fan_in), (self.features,))
-        if self.padding == "VALID" and any(map(operator.gt, self.kernel_size, inputs.shape[1:3])):
+        zeros = self.padding if isinstance(self.padding, int) else 0
+        shape = inputs.shape[1:3]
+        (height, width), size = (side + 2 * zeros for side in shape), self.kernel_size
+        if self.padding != "SAME" and (size[0] > height or size[1] > width):
             raise ValueError(
-                f"kernel_size must be at most the input's height and width {inputs.shape[1:3]} with padding 'VALID', "
-                f"got {self.kernel_size}; use larger images, a smaller kernel, padding='SAME' or another network."
+                f"kernel_size must be at most the input's height and width {shape} with padding {self.padding!r}, got "
+                f"{size}; use larger images, a smaller kernel, padding='SAME' or another network."
             )
-        outputs = jax.lax.conv_general_dilated(inputs, kernel, (1, 1), self.padding, dimension_numbers=AXIS_ORDER)
+        padding = "SAME" if self.padding == "SAME" else [(zeros, zeros)] * 2
+        outputs = jax.lax.conv_general_dilated(inputs, kernel, (1, 1), padding, dimension_numbers=AXIS_ORDER)
         return outputs + bias.reshape(1, 1, 1, -1)
 
 

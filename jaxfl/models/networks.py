@@ -19,6 +19,26 @@ from flax import linen as nn
 from jaxfl.models.cropped import IFCACifarCNN
 from jaxfl.models.layers import BatchNorm, Conv, Dense, as_images, as_vectors, check_rates, check_sizes, max_pool
 from jaxfl.models.sequences import CharRNN, Transformer
+from jaxfl.models.small_cnns import (
+    RDPCFLCNN,
+    FedCCFA28CNN,
+    FedCCFA32CNN,
+    FedRepCNN,
+    FemnistCNN,
+    LeNet5,
+    LenetEMNIST,
+    PFLlibCNN,
+    StoCFLCifarCNN,
+)
+from jaxfl.models.texts import FastText, TextCNN
+from jaxfl.models.vision import (
+    MobileNetV2,
+    ResNet9,
+    ResNet18,
+    ResNet18GroupNorm,
+    ResNet18Torchvision,
+    VisionTransformer,
+)
 from jaxfl.schema import Option, check_name, docstring_lines
 from jaxfl.typing import Array
 
@@ -157,6 +177,8 @@ class MLP(nn.Module):
     hidden: Sequence[int] | int = (200,)
     num_classes: int = 10
 
+    activation = staticmethod(nn.relu)
+
     def __post_init__(self):
         check_sizes("hidden", self.hidden)
         super().__post_init__()
@@ -165,8 +187,17 @@ class MLP(nn.Module):
     def __call__(self, inputs: Array) -> Array:
         outputs = as_vectors(inputs)
         for width in check_sizes("hidden", self.hidden):
-            outputs = nn.relu(Dense(width)(outputs))
+            outputs = self.activation(Dense(width)(outputs))
         return Dense(self.num_classes)(outputs)
+
+
+class LinearMLP(MLP):
+    """Dense layers without an activation between them: the 784-200-10 of a comparison's code, a linear map.
+
+    Reference: Ben Ali et al., "Comparative evaluation of clustered federated learning methods", 2024, and its code.
+    """
+
+    activation = staticmethod(lambda outputs: outputs)
 
 
 LARGEST_FLAT = 28 * 28  # pixels of a colour image that dense layers take: MNIST's
@@ -272,30 +303,6 @@ class LeafCelebaCNN(nn.Module):
         return Dense(self.num_classes)(as_vectors(outputs))
 
 
-class StoCFLCifarCNN(nn.Module):
-    """StoCFL's network for CIFAR-10: conv5x5x6, pool, conv5x5x16, pool, dense 120, 84; 62,006 parameters.
-
-    Three dense layers, as in the official code; the paper says two.
-
-    Attributes:
-        num_classes: number of logits.
-
-    Reference: Zeng et al., "Stochastic clustered federated learning", 2023.
-    """
-
-    num_classes: int = 10
-
-    @nn.compact
-    def __call__(self, inputs: Array) -> Array:
-        outputs = as_images(inputs)
-        for channels in (6, 16):
-            outputs = nn.relu(max_pool(Conv(channels, (5, 5), "VALID")(outputs)))
-        outputs = as_vectors(outputs)
-        for width in (120, 84):
-            outputs = nn.relu(Dense(width)(outputs))
-        return Dense(self.num_classes)(outputs)
-
-
 class StoCFLFemnistCNN(nn.Module):
     """StoCFL's network for FEMNIST: conv3x3x32, conv3x3x64, pool, dense 128, with dropout; 1,206,590 parameters.
 
@@ -326,26 +333,6 @@ class StoCFLFemnistCNN(nn.Module):
         outputs = nn.relu(Dense(128, xavier)(outputs))
         outputs = nn.Dropout(self.dropout[1], deterministic=not train)(outputs)
         return Dense(self.num_classes, xavier)(outputs)
-
-
-class LenetEMNIST(nn.Module):
-    """The network of the official CFL code for EMNIST: conv5x5x6, pool, conv5x5x16, pool, dense; 18,506 parameters.
-
-    Attributes:
-        num_classes: number of logits.
-
-    Reference: Sattler et al., "Clustered federated learning: model-agnostic distributed multitask optimization under
-    privacy constraints", 2020.
-    """
-
-    num_classes: int = 62
-
-    @nn.compact
-    def __call__(self, inputs: Array) -> Array:
-        outputs = as_images(inputs)
-        for channels in (6, 16):
-            outputs = nn.relu(max_pool(Conv(channels, (5, 5), "VALID")(outputs)))
-        return Dense(self.num_classes)(as_vectors(outputs))
 
 
 class CifarBenchmarkCNN(nn.Module):
@@ -383,10 +370,29 @@ MODELS: dict[str, type[nn.Module]] = {
     "lenet-emnist": LenetEMNIST,
     "cifar-benchmark-cnn": CifarBenchmarkCNN,
     "vgg16": VGG16,
+    "mlp200": MLP,
+    "linear200": LinearMLP,
+    "genconv": LenetEMNIST,
+    "lenet-pfg": StoCFLCifarCNN,
+    "lenet5-flux": LeNet5,
+    "pfllib-cnn": PFLlibCNN,
+    "femnist-cnn": FemnistCNN,
+    "cnn-fedrep": FedRepCNN,
+    "cnn-rdp": RDPCFLCNN,
+    "fedccfa-28": FedCCFA28CNN,
+    "fedccfa-32": FedCCFA32CNN,
+    "resnet9": ResNet9,
+    "resnet18": ResNet18,
+    "resnet18-gn": ResNet18GroupNorm,
+    "resnet18-tv": ResNet18Torchvision,
+    "mobilenetv2": MobileNetV2,
+    "vit": VisionTransformer,
     "char-rnn": CharRNN,
     "transformer": Transformer,
+    "textcnn": TextCNN,
+    "fasttext": FastText,
 }
-SEQUENCES = ("char-rnn", "transformer")  # take tokens, all others images or vectors
+SEQUENCES = ("char-rnn", "transformer", "textcnn", "fasttext")  # take tokens, all others images or vectors
 
 
 def options(name: str) -> dict[str, Option]:
@@ -399,7 +405,9 @@ def options(name: str) -> dict[str, Option]:
     (200,)
     """
     check_name("model", name, MODELS)
-    lines = docstring_lines(MODELS[name])
+    lines: dict[str, str] = {}
+    for base in reversed(MODELS[name].__mro__):  # a network says of its options only what its base does not
+        lines |= docstring_lines(base)
     return {
         field.name: Option(field.name, field.default, field.type, lines.get(field.name, ""))
         for field in dataclasses.fields(MODELS[name])

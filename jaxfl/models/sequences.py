@@ -47,7 +47,7 @@ class CharRNN(nn.Module):
         check_sizes("hidden", self.hidden)
         check_sizes("embedding", self.embedding)
         check_name("cell", self.cell, CELLS)
-        _check_vocabulary(self.vocabulary)
+        check_vocabulary(self.vocabulary)
         super().__post_init__()
 
     @nn.compact
@@ -93,7 +93,7 @@ class Transformer(nn.Module):
     def __post_init__(self):
         check_sizes("width", self.width)
         check_sizes("layers", self.layers)
-        _check_vocabulary(self.vocabulary)
+        check_vocabulary(self.vocabulary)
         if self.heads < 1 or self.width % self.heads:
             raise ValueError(f"width must be a multiple of heads={self.heads}, got {self.width}; 64 and 4 are usual.")
         super().__post_init__()
@@ -112,7 +112,7 @@ class Transformer(nn.Module):
         return nn.Dense(self.num_classes)(outputs[:, -1] if self.last else outputs)
 
 
-def _check_vocabulary(vocabulary: int) -> None:
+def check_vocabulary(vocabulary: int) -> None:
     """Raises ValueError for a number of tokens below 0."""
     if vocabulary < 0:
         raise ValueError(f"vocabulary must be at least 1, got {vocabulary}; 0 stands for num_classes.")

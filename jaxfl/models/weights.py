@@ -1,6 +1,7 @@
 """Files of models: safetensors, which any library can read and which hold no code.
 
-A leaf is stored under its name as `jaxfl.tree.names` has it, `Dense_0/kernel`.
+A leaf is stored under its name as `jaxfl.tree.names` has it, `Dense_0/kernel`. Files with PyTorch's names, as those of
+torchvision and timm, are read for networks whose layers are called so, see `torch_names`.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import numpy as np
 
 from jaxfl import tree
 from jaxfl.files import check_output, signature, user_path, write_bytes
+from jaxfl.models import torch_names
 from jaxfl.schema import did_you_mean
 from jaxfl.typing import Params
 
@@ -58,24 +60,47 @@ def load_weights(path: str | os.PathLike, like: Params) -> Params:
         ValueError: there is no such file, it is no safetensors, or names, shapes or types are others; the message names
             the first.
     """
+    held, head = read_weights(path, like)
+    for name, leaf in zip(tree.names(like), jax.tree.leaves(like), strict=True):
+        if name in head:
+            raise _shape_error(path, name, held[name], leaf)
+    return jax.tree.unflatten(jax.tree.structure(like), [held[name] for name in tree.names(like)])
+
+
+def read_weights(path: str | os.PathLike, like: Params) -> tuple[dict[str, np.ndarray], frozenset[str]]:
+    """Returns the arrays of a file by name, and which of them are of a head for another number of classes.
+
+    There may be such a head in a file of PyTorch's parameters alone; `path`, `like` and errors are those of
+    `load_weights`.
+    """
     from safetensors.numpy import load_file
 
     path = user_path(path)
     with _weights_errors(path):
         held = load_file(path)
     wanted = dict(zip(tree.names(like), jax.tree.leaves(like), strict=True))
+    head: frozenset[str] = frozenset()
+    if torch := torch_names.is_torch(held, wanted):
+        held = torch_names.from_torch(held, wanted)
+        head = torch_names.other_head(held, wanted)
     for name, leaf in wanted.items():
         if name not in held:
-            near = did_you_mean(name, held)
-            raise ValueError(f"{path} must have the parameter {name} {_type_and_shape(leaf)}, and has none{near}")
-        if (got := _type_and_shape(held[name])) != _type_and_shape(leaf):
-            wanted_shape = _type_and_shape(leaf)
-            raise ValueError(f"{name} must be {wanted_shape}, is {got} in {path}; take the network of that file.")
+            theirs = torch_names.torch_name(name) if torch else name
+            near = did_you_mean(theirs, held)
+            raise ValueError(f"{path} must have the parameter {theirs} {_type_and_shape(leaf)}, and has none{near}")
+        if name not in head and _type_and_shape(held[name]) != _type_and_shape(leaf):
+            raise _shape_error(path, name, held[name], leaf)
     if more := sorted(set(held) - set(wanted)):
         raise ValueError(
             f"{path} has the parameter {more[0]}, and the network has none{did_you_mean(more[0], wanted)} Leave it out."
         )
-    return jax.tree.unflatten(jax.tree.structure(like), [held[name] for name in wanted])
+    return held, head
+
+
+def _shape_error(path: str | os.PathLike, name: str, array: np.ndarray, leaf: np.ndarray) -> ValueError:
+    """Returns the error of a parameter of another shape or type."""
+    wanted, got = _type_and_shape(leaf), _type_and_shape(array)
+    return ValueError(f"{name} must be {wanted}, is {got} in {path}; take the network of that file.")
 
 
 def check_weights(path: Path) -> None:

@@ -7,8 +7,26 @@ import optax
 from jaxfl.schema import is_known
 from jaxfl.server import optimizers
 
+
+def sgd(
+    learning_rate: float, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0
+) -> optax.GradientTransformation:
+    """Returns gradient descent as PyTorch has it: decay is added to the gradient, in front of the momentum.
+
+    >>> import jax.numpy as jnp
+    >>> optimizer, w = sgd(0.1, momentum=0.9, nesterov=True, weight_decay=0.01), jnp.array(1.0)
+    >>> float(optimizer.update(jnp.array(2.0), optimizer.init(w), w)[0])  # - 0.1 (1 + 0.9) (2 + 0.01)
+    -0.3819...
+    """
+    without = is_known(momentum) and momentum == 0
+    plain = optax.sgd(learning_rate, None if without else momentum, nesterov)
+    if is_known(weight_decay) and weight_decay == 0:
+        return plain
+    return optax.chain(optax.add_decayed_weights(weight_decay), plain)
+
+
 OPTIMIZERS: dict[str, tuple[Callable[..., optax.GradientTransformation], dict[str, float]]] = {
-    "sgd": (optax.sgd, {"learning_rate": 0.1}),
+    "sgd": (sgd, {"learning_rate": 0.1, "momentum": 0.0, "nesterov": False, "weight_decay": 0.0}),
     "momentum": (optax.sgd, {"learning_rate": 0.1, "momentum": 0.9}),
     "adam": (optax.adam, {"learning_rate": 0.001}),
     "adamw": (optax.adamw, {"learning_rate": 0.001, "weight_decay": 0.01}),
@@ -41,6 +59,8 @@ def client_optimizer(name: str, given: Mapping[str, float]) -> optax.GradientTra
         raise ValueError(f"learning_rate must be above 0, got {numbers['learning_rate']}; 0.1 is usual.")
     if is_known(decay := numbers.get("weight_decay", 0)) and not decay >= 0:
         raise ValueError(f"weight_decay must be 0 or more, got {decay}; 0.01 is usual.")
+    if numbers.get("nesterov") and is_known(numbers["momentum"]) and not numbers["momentum"]:
+        raise ValueError("nesterov needs a momentum above 0, got nesterov=True without it; add --set momentum=0.9.")
     _check_momentum("momentum", numbers)
     return make(**numbers)
 

@@ -24,6 +24,7 @@ from jaxfl.methods.hyperparameters import attach
 from jaxfl.methods.scheduled import scheduled
 from jaxfl.models import MODELS
 from jaxfl.models.adapters import Network
+from jaxfl.models.initialisation import pytorch_start
 from jaxfl.schema import REQUIRED, Option, check_name, function_options, quoted
 from jaxfl.server.aggregators import NormBound
 from jaxfl.settings import methods, models, optimizers, reading, run_options, tasks, user_code, wire_options
@@ -140,14 +141,17 @@ def options_of_runs(method: str) -> list[Option]:
 
 def _optimizer_options(defaults: Mapping[str, float]) -> list[Option]:
     """Returns the options of an optimiser."""
-    return [Option(name, default, float, traceable=True) for name, default in defaults.items()]
+    return [
+        Option(name, default, bool if isinstance(default, bool) else float, traceable=not isinstance(default, bool))
+        for name, default in defaults.items()
+    ]
 
 
 def option_owners(name: str) -> str:
     """Returns a phrase with all methods, data, models and optimisers that have an option of this name, or "".
 
     >>> option_owners("momentum"), option_owners("alpha"), option_owners("hidden")[:25]
-    ('optimizer momentum, server_optimizer fedavgm', 'data dirichlet-...', 'model mlp, mlp-batch-norm')
+    ('optimizer sgd, momentum, server_optimizer fedavgm', 'data dirichlet-...', 'model mlp, mlp-batch-norm')
     """
     choices: dict[str, Mapping[str, Iterable[str]]] = {
         "method": {one: function_options(row.factory) for one, row in METHODS.items()},
@@ -348,11 +352,19 @@ def model(settings: Settings, num_classes: int) -> Network:
     """Returns the network that the settings describe.
 
     Raises:
-        ValueError: a number is out of range.
+        ValueError: a number is out of range, or models are to start both as in a file and as in PyTorch.
     """
     default_model, model_defaults = federations.dataset(settings.data_name).model
     options = (model_defaults if settings.model_name == default_model else {}) | settings.model
-    return models.create(settings.model_name, num_classes, **options)
+    network = models.create(settings.model_name, num_classes, **options)
+    if settings.run.get("init", "network") == "network":
+        return network
+    if settings.run.get("weights"):
+        raise ValueError(
+            f'init must be "network" with weights={settings.run["weights"]}, got "pytorch": all models start as the '
+            "one in the file; leave one of the two out."
+        )
+    return pytorch_start(network)
 
 
 def plan(settings: Settings) -> PlanChoice:

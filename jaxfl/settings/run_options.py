@@ -142,6 +142,12 @@ RUN = (
         "learning-rate factor at the end of the schedule, or at the warm-up's start",
         traceable=True,
     ),
+    Option(
+        "init",
+        "network",
+        Literal["network", "pytorch"],
+        "start of the models: drawn by the network's own code, or as PyTorch's layers do by default",
+    ),
     Option("weights", None, str | None, "FILE.safetensors with the initial model, see jaxfl.start_from"),
     *wire_options.OPTIONS,
 )

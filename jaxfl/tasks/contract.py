@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxfl import tree
 from jaxfl.data.clients import Batch, FederatedData
@@ -89,6 +90,7 @@ class RowSpec(NamedTuple):
     inputs: tuple[int, ...]  # the shape of one
     kind: LabelKind
     num_classes: int  # L
+    dtype: np.dtype = np.dtype(np.float32)  # of inputs as a network sees them
 
     def __str__(self) -> str:
         """Returns it as a phrase."""
@@ -346,7 +348,12 @@ def masked_mean(values: Array, mask: Array) -> Array:
 
 def row_spec(data: FederatedData) -> RowSpec:
     """Returns the shape and the kind of a federation's rows."""
-    return RowSpec(data.input_shape, data.kind, data.num_classes)
+    return RowSpec(data.input_shape, data.kind, data.num_classes, input_dtype(data))
+
+
+def input_dtype(data: FederatedData) -> np.dtype:
+    """Returns the type of a federation's inputs as a network sees them."""
+    return jax.dtypes.canonicalize_dtype(data.inputs.dtype if data.std is None else data.std.dtype)
 
 
 def check_learns(task: Task, data: FederatedData) -> None:

@@ -1,6 +1,7 @@
 """Tasks for every kind of labels, and one for a loss and metrics of your own."""
 
 import os
+import warnings
 from collections.abc import Callable
 
 import jax
@@ -13,7 +14,7 @@ from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.data.labels import MASKED, LabelKind
 from jaxfl.models.adapters import Network
 from jaxfl.models.precision import Compute
-from jaxfl.models.weights import load_weights
+from jaxfl.models.weights import read_weights
 from jaxfl.schema import checked
 from jaxfl.tasks import contract
 from jaxfl.tasks.contract import Task
@@ -30,18 +31,32 @@ def start_from(task: Task, path: str | os.PathLike) -> Task:
 
     Args:
         task: what is learned.
-        path: of a safetensors file with the leaves of a model by name, see `jaxfl.models.load_weights`.
+        path: of a safetensors file with the leaves of a model by name, see `jaxfl.models.load_weights`. In one with
+            PyTorch's names the last layer may be for another number of classes: it then starts as it does without a
+            file, with a warning.
 
     Raises:
         ValueError: as `jaxfl.models.load_weights`.
     """
-    model = load_weights(path, jax.eval_shape(task.init, jax.random.key(0)))
+    like = jax.eval_shape(task.init, jax.random.key(0))
+    held, head = read_weights(path, like)
     order = tree.creation_order(lambda: task.init(jax.random.key(0)))
+    if head:
+        layer = min(head).rpartition("/")[0]
+        warnings.warn(
+            f"The last layer, {layer}, starts as the network draws it: {path} has one for another number of classes.",
+            stacklevel=2,
+        )
 
     def init(key: Key) -> Params:
-        del key
+        drawn = task.init(key) if head else like
+        leaves = [
+            leaf if name in head else jnp.asarray(held[name])
+            for name, leaf in zip(tree.names(drawn), jax.tree.leaves(drawn), strict=True)
+        ]
         # XLA would fold it, for minutes
-        return tree.with_key_order(jax.lax.optimization_barrier(jax.tree.map(jnp.asarray, model)), order)
+        model = jax.lax.optimization_barrier(jax.tree.unflatten(jax.tree.structure(drawn), leaves))
+        return tree.with_key_order(model, order)
 
     return task._replace(init=init)
 

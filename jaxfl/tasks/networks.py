@@ -26,6 +26,7 @@ from jaxfl.tasks.contract import (
     Products,
     Task,
     assigned_by_gradient,
+    input_dtype,
     masked_mean,
     row_spec,
 )
@@ -181,9 +182,8 @@ def _without_average_gradients(model: Params, averages: Averages | None) -> Para
 
 def example_batch(data: FederatedData) -> Batch:
     """Returns a batch of one row of zeros, made on the host, where that is no program."""
-    dtype = jax.dtypes.canonicalize_dtype(data.inputs.dtype if data.std is None else data.std.dtype)
     labels = np.zeros((1, *data.labels.shape[1:]), jax.dtypes.canonicalize_dtype(data.labels.dtype))
-    return Batch(*map(jnp.asarray, (np.zeros((1, *data.input_shape), dtype), labels, np.ones(1, bool))))
+    return Batch(*map(jnp.asarray, (np.zeros((1, *data.input_shape), input_dtype(data)), labels, np.ones(1, bool))))
 
 
 def _warn_integer_rows(data: FederatedData) -> None:
@@ -267,7 +267,7 @@ def _check_layers(
             if embeds and module.num_embeddings < tokens:
                 raise ValueError(
                     f"module must have an embedding for each of the {tokens} tokens of {data.name}, got "
-                    f"{module.num_embeddings}; give CharRNN or Transformer vocabulary={tokens}, and a network of your "
+                    f"{module.num_embeddings}; give a network of jaxfl vocabulary={tokens}, and one of your "
                     f"own an Embed({tokens}, ...)."
                 )
             drops = hasattr(module, "deterministic") and getattr(module, "rate", getattr(module, "dropout_rate", 0))

@@ -74,8 +74,8 @@ def refused(*arguments):
         ),
         (["stocfl", *SMALL, "--set", "hidden=9"], ("hidden", "mlp")),
         (
-            ["stocfl", *SMALL, "--set", "momentum=0.9"],
-            ("momentum", "server_optimizer", "fedavgm"),
+            ["stocfl", *SMALL, "--set", "tau=0.9"],
+            ("tau", "server_optimizer", "fedadam"),
         ),
         (["stocfl", *SMALL, "--set", "data.threshold=1"], ("option", "data.threshold")),
         (["stocfl", *TINY, "--set", "model=mpl"], ("model", "mpl", "mlp")),
@@ -143,6 +143,11 @@ def refused(*arguments):
         (
             ["fedavg", *SMALL, "--set", "optimizer=momentum", "--set", "momentum=1"],
             ("momentum", 1.0),
+        ),
+        (["fedavg", *SMALL, "--set", "nesterov=true"], ("nesterov", "momentum")),
+        (
+            ["fedavg", *SMALL, "--set", "init=pytorch", "--set", "weights=net.safetensors"],
+            ("init", "pytorch", "weights"),
         ),
         (
             ["fedavg", *SMALL, "--set", "server_optimizer=fedavgm", "--set", "server.momentum=-1"],

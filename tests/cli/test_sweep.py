@@ -162,11 +162,11 @@ def test_options_of_a_choice_go_to_settings_with_that_choice():
     values = {
         "model": ["mlp", "logistic"],
         "hidden": ["(16,)", "(32,)"],
-        "optimizer": ["sgd", "momentum"],
+        "optimizer": ["adam", "momentum"],
         "momentum": ["0.8"],
     }
     found = [set(point.items) for point in cli_sweep.grid_points(["local"], values)]
-    assert len(found) == 6 and {"model=logistic", "optimizer=sgd"} in found
+    assert len(found) == 6 and {"model=logistic", "optimizer=adam"} in found
     assert {"model=mlp", "hidden=(16,)", "optimizer=momentum", "momentum=0.8"} in found
     alone = {"fedavg.server_optimizer": ["fedadam"], "fedavg.server.learning_rate": ["0.1", "0.2"]}
     found = [(point.method, point.items) for point in cli_sweep.grid_points(["fedavg", "fedprox"], alone)]

@@ -13,8 +13,9 @@ from flax import linen as nn
 import jaxfl
 from jaxfl import methods, tree
 from jaxfl.cohort import Cohort
+from jaxfl.methods.parts.heads import find_head
 from jaxfl.methods.parts.vectors import last_layer
-from jaxfl.models import networks
+from jaxfl.models import adapters, networks
 from jaxfl.tasks import Task
 from tests import problems, reference
 from tests.messages import mentions
@@ -195,14 +196,18 @@ def test_the_last_layer_is_the_head():
 
 @pytest.mark.rotating
 @pytest.mark.parametrize("name", sorted({*jaxfl.models.MODELS} - {*networks.SEQUENCES}))
-def test_the_head_of_every_network_gives_the_logits(name):
+def test_the_head_of_every_network_gives_the_logits(name, monkeypatch):
+    monkeypatch.setattr(adapters, "_reads_padding", lambda *_: False)  # compiles the network
     with jax.enable_x64(False):
         data = jaxfl.data.load("rotated-digits", num_clients=4, rows_per_client=5)
         data = data.replace(inputs=np.zeros((len(data.labels), 28, 28, 1), np.uint8))
-        task = jaxfl.classification(jaxfl.models.create(name, 10), data)
+        options = problems.SMALL_NETWORKS.get(name, {})
+        task = jaxfl.classification(jaxfl.models.create(name, 10, **options), data)
+        found = find_head(task, "fedper")
         model = jax.eval_shape(task.init, jax.random.key(0))
         head, rest = tree.partition(model, last_layer(task))
     assert [leaf.shape[-1] for leaf in jax.tree.leaves(head)] == [10, 10]
+    assert found.classes == 10 and tree.names(head) == [found.bias, found.kernel]
     assert name == "logistic" or not any(leaf.shape[-1] == 10 for leaf in jax.tree.leaves(rest))
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from jaxfl import models
 from jaxfl.models import networks
+from jaxfl.models.fast.rewriting import replaceable
 from tests.messages import mentions
 
 pytestmark = pytest.mark.rotating("function", weeks=4)
@@ -45,6 +46,37 @@ CASES = [
     ("vgg16", {"width": 4, "hidden": 16}, (28, 28), 26, vgg16(1, 4, 16, 26)),
     ("vgg16", {"width": 4}, (32, 32, 1), 26, vgg16(1, 4, 512, 26)),
 ]
+# name, options, input shape, classes, parameters as their codes have them; running averages are not counted
+OF_CODES = [
+    ("mlp200", {}, (28, 28), 10, 159_010),
+    ("linear200", {}, (28, 28), 10, 159_010),
+    ("genconv", {}, (28, 28), 10, 5_142),
+    ("lenet-pfg", {}, (32, 32, 3), 10, 62_006),
+    ("lenet5-flux", {}, (28, 28), 10, 61_706),
+    ("lenet5-flux", {}, (28, 28, 3), 10, 62_006),
+    ("lenet5-flux", {}, (32, 32, 3), 10, 83_126),
+    ("pfllib-cnn", {}, (28, 28), 10, 582_026),
+    ("pfllib-cnn", {}, (32, 32, 3), 10, 878_538),
+    ("pfllib-cnn", {}, (32, 32, 3), 100, 924_708),
+    ("pfllib-cnn", {}, (64, 64, 3), 200, 5_694_600),
+    ("femnist-cnn", {}, (28, 28), 10, 2_171_786),
+    ("femnist-cnn", {}, (28, 28), 62, 2_278_334),
+    ("cnn-fedrep", {}, (32, 32, 3), 10, 307_842),
+    ("cnn-rdp", {}, (28, 28), 10, 28_938),
+    ("fedccfa-28", {}, (28, 28), 10, 117_066),
+    ("fedccfa-32", {}, (32, 32, 3), 10, 107_690),
+    ("resnet9", {}, (32, 32, 3), 100, 6_775_140),
+    ("resnet18", {}, (32, 32, 3), 10, 11_173_962),
+    ("resnet18-gn", {}, (32, 32, 3), 10, 11_173_962),
+    ("resnet18-tv", {}, (32, 32, 3), 10, 11_181_642),
+    ("resnet18-tv", {}, (64, 64, 3), 200, 11_279_112),
+    ("resnet18-tv", {}, (224, 224, 3), 1000, 11_689_512),
+    ("mobilenetv2", {}, (32, 32, 3), 10, 3_504_872 - 1281 * 990),
+    ("mobilenetv2", {"stem": "torchvision"}, (224, 224, 3), 1000, 3_504_872),
+    ("vit", {}, (32, 32, 3), 10, 1_205_898),
+    ("vit", {"width": 192, "heads": 3, "layers": 12, "patch": 16}, (224, 224, 3), 1000, 5_717_416),
+]
+AVERAGED = ("resnet9", "resnet18", "resnet18-tv", "mobilenetv2")  # have running averages
 PUBLISHED = {"leaf-femnist-cnn": 6_603_710, "cifar-benchmark-cnn": 1_626_442}
 
 
@@ -61,6 +93,33 @@ def test_parameter_count_and_output_shape(name, options, shape, classes, count):
     assert (logits.shape, logits.dtype) == ((5, classes), jnp.float32)
 
 
+@pytest.mark.rotating
+@pytest.mark.parametrize(("name", "options", "shape", "classes", "count"), OF_CODES)
+def test_parameter_count_is_that_of_the_code(name, options, shape, classes, count):
+    model = models.create(name, classes, **options)
+    variables = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, *shape)))
+    assert sum(leaf.size for leaf in jax.tree.leaves(variables["params"])) == count
+    assert ("batch_stats" in variables) == (name in AVERAGED)
+    logits = jax.eval_shape(model.apply, variables, jax.ShapeDtypeStruct((5, *shape), jnp.uint8))
+    assert (logits.shape, logits.dtype) == ((5, classes), jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "forms"),
+    [
+        ("lenet5-flux", {"convolution": 2, "sum pooling": 2}),
+        ("cnn-fedrep", {"convolution": 2, "max pooling": 2}),
+        ("fedccfa-32", {"convolution": 3, "max pooling": 3}),
+        ("resnet18-gn", {"convolution": 20, "sum over groups": 40}),
+    ],
+)
+def test_networks_of_codes_take_fast_forms(name, forms, key):
+    model = models.create(name, 10)
+    shapes = jax.eval_shape(model.init, key, jnp.zeros((1, 32, 32, 3)))
+    found = dict(replaceable(model.apply, shapes, jnp.zeros((4, 32, 32, 3))))
+    assert {kind: found[kind] for kind in forms} == forms
+
+
 def filled(model, inputs):
     """Returns parameters of the model's shapes: drawing them as it does would be a program more."""
     rng, shapes = np.random.default_rng(0), jax.eval_shape(model.init, jax.random.key(0), inputs)
@@ -68,7 +127,7 @@ def filled(model, inputs):
 
 
 def test_every_model_is_covered():
-    assert {case[0] for case in CASES} == set(models.MODELS) - set(networks.SEQUENCES)
+    assert {case[0] for case in CASES + OF_CODES} == set(models.MODELS) - set(networks.SEQUENCES)
 
 
 @pytest.mark.parametrize("name", ["stocfl-femnist-cnn", "lenet-emnist"])
@@ -167,6 +226,14 @@ def test_stocfl_femnist_weights_start_xavier_uniform(key):
         (("char-rnn", 80), {"embedding": 0}, ("embedding", 0)),
         (("char-rnn", 80), {"vocabulary": -3}, ("vocabulary", -3)),
         (("transformer", 80), {"layers": 0}, ("layers", 0)),
+        (("resnet18", 10), {"stem": "imagenet"}, ("stem", "imagenet", "torchvision")),
+        (("resnet18-gn", 10), {"width": 40}, ("groups", 32, "width=40")),
+        (("resnet9", 10), {"norm": "layer"}, ("norm", "layer", "group")),
+        (("mobilenetv2", 10), {"width": 0.0}, ("width", 0.0)),
+        (("vit", 10), {"heads": 3}, ("width", 128, "heads=3")),
+        (("pfllib-cnn", 10), {"hidden": 0}, ("hidden", 0)),
+        (("textcnn", 4), {"lengths": (3, 0)}, ("lengths", "(3, 0)")),
+        (("fasttext", 4), {"vocabulary": -1}, ("vocabulary", -1)),
     ],
 )
 def test_create_errors_name_argument_value_and_remedy(arguments, options, message):
@@ -208,6 +275,39 @@ def test_networks_of_tokens_look_back_alone(cell, key):
     changed, _ = outputs(tokens.at[:, 3].set((tokens[:, 3] + 1) % 7))
     differs = np.abs(changed - logits).max(-1) > 0
     np.testing.assert_array_equal(differs, [[False] * 3 + [True] * 2] * 2)
+
+
+def test_images_that_do_not_fit_are_refused(key):
+    with pytest.raises(ValueError, match=mentions("patch", 4, "(30, 28)")):
+        models.create("vit", 10).init(key, jnp.zeros((1, 30, 28)))
+    with pytest.raises(ValueError, match=mentions("kernel_size", "(2, 2)", "padding 1")):
+        models.create("fedccfa-28", 10).init(key, jnp.zeros((1, 8, 8)))
+    with pytest.raises(ValueError, match=mentions("lengths", 4, "(3, 4, 5)")):
+        models.create("textcnn", 10).init(key, jnp.zeros((1, 4), int))
+
+
+@pytest.mark.parametrize(("name", "options"), [("fasttext", {}), ("textcnn", {"channels": 4, "lengths": (2, 3)})])
+def test_padding_of_a_text_has_no_embedding(name, options, key):
+    """Its embedding may be anything; a mean is of the other tokens, and maxima are of convolutions of zeros."""
+    model = models.create(name, 3, vocabulary=9, embedding=5, pad=0, **options)
+    tokens = jnp.array([[4, 7, 7, 2, 0, 0], [1, 0, 0, 0, 0, 0]])
+    params = filled(model, tokens)
+
+    @jax.jit
+    def logits(params, tokens):
+        return model.apply(params, tokens)
+
+    found = logits(params, tokens)
+    table = params["params"]["Embed_0"]["embedding"]
+    other = {"params": params["params"] | {"Embed_0": {"embedding": jnp.asarray(table).at[0].set(100.0)}}}
+    np.testing.assert_array_equal(found, logits(other, tokens))
+    if name == "fasttext":
+        np.testing.assert_allclose(found[0], logits(params, tokens[:, :4])[0], rtol=1e-5)
+        dense = [params["params"][f"Dense_{layer}"] for layer in (0, 1)]
+        outputs = table[np.array([4, 7, 7, 2])].mean(0)
+        for layer in dense:
+            outputs = outputs @ layer["kernel"] + layer["bias"]
+        np.testing.assert_allclose(found[0], outputs, rtol=1e-4)
 
 
 def test_networks_of_tokens_refuse_what_is_none(key):

@@ -88,7 +88,7 @@ def find_head(task: Task, method: str) -> Head:
     (kernel, (width, classes)), bias = kernels[0], biases[0] if biases else None
     head = Head(kernel, bias, width, classes)
     if task.rows is not None:
-        types: list[Any] = [((2, *task.rows.inputs), jnp.result_type(float)), ((2,), jnp.int32), ((2,), bool)]
+        types: list[Any] = [((2, *task.rows.inputs), task.rows.dtype), ((2,), jnp.int32), ((2,), bool)]
         shapes: list[Any] = [jax.ShapeDtypeStruct(*one) for one in types]
         rows = Batch(*shapes)
         names = tree.names(model)

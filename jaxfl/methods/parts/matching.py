@@ -28,6 +28,7 @@ import jax.numpy as jnp
 from optax.assignment import hungarian_algorithm
 
 from jaxfl import tree
+from jaxfl.models.adapters import observed_modules
 from jaxfl.models.layer_kinds import kernel_layers
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
@@ -48,10 +49,10 @@ def chain(task: Task) -> tuple[Layer, ...]:
     The model must be a plain chain of layers, created in the order in which it computes: the inputs of every kernel are
     the outputs of the kernel before it, channel by channel (`[kh, kw, channels, neurons]`), or flattened with the
     channels as the fastest axis (`[pixels * channels, neurons]`), as flax does. Branches and skip connections cannot be
-    detected from shapes; models that have them must not be matched.
+    detected from shapes; a module that has them says so by an attribute, `branches = True`, and is not matched.
 
     Raises:
-        ValueError: a shape does not fit, or there is a recurrent cell or an attention.
+        ValueError: a shape does not fit, there is a recurrent cell or an attention, or a module has branches.
 
     >>> import jaxfl
     >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
@@ -67,7 +68,14 @@ def chain(task: Task) -> tuple[Layer, ...]:
         created.extend(_names_as_made(model))
         return model
 
-    model = jax.eval_shape(record_names, jax.random.key(0))
+    with observed_modules() as modules:
+        model = jax.eval_shape(record_names, jax.random.key(0))
+    for module in modules.values():
+        if getattr(module, "branches", False):
+            raise ValueError(
+                f"the model must be a plain chain of layers for its neurons to be matched, got {module.__name__}, "
+                "which has branches; average such a model by index (fesem)."
+            )
     names, shapes = tree.names(model), [leaf.shape for leaf in jax.tree.leaves(model)]
     for name, kind in ((f"{layer.name}/kernel", layer.kind) for layer in kernel_layers(task.init)):
         if kind in ("recurrent", "attention"):

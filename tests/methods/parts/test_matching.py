@@ -171,7 +171,10 @@ def test_the_posterior_mean_counts_the_prior_as_so_many_models():
     np.testing.assert_array_equal(flat(found["Dense_1"]), flat(mean["Dense_1"]))
 
 
-@pytest.mark.parametrize("name", [name for name in models.MODELS if name not in networks.SEQUENCES])
+BRANCHED = [name for name in models.MODELS if name.startswith(("resnet", "mobilenet", "vit", "textcnn"))]
+
+
+@pytest.mark.parametrize("name", [name for name in models.MODELS if name not in {*networks.SEQUENCES, *BRANCHED}])
 def test_every_model_of_the_library_is_a_chain(name):
     side, channels = (84, (3,)) if "celeba" in name else (32, (3,)) if "cifar" in name else (28, ())
     data = images(side, 4, channels=channels)
@@ -222,6 +225,20 @@ def test_what_is_no_chain_is_refused(module, complaint):
 def test_cells_and_attentions_are_no_chain_though_their_shapes_may_fit(module, kind):
     data = federate(np.zeros((2, 5), np.int32), np.arange(2), [np.arange(2)], [np.arange(2)], num_classes=2)
     with pytest.raises(ValueError, match=mentions(kind)):
+        matching.chain(classification(module, data))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        models.ResNet9(num_classes=3, norm="group", groups=2, width=4),  # all its shapes fit
+        models.TextCNN(num_classes=3, embedding=4, channels=4, lengths=(2, 3)),
+    ],
+)
+def test_branches_are_no_chain(module):
+    tokens = federate(np.zeros((2, 5), np.int32), np.arange(2), [np.arange(2)], [np.arange(2)], num_classes=3)
+    data = tokens if isinstance(module, models.TextCNN) else images(32, 4, channels=(3,))
+    with pytest.raises(ValueError, match=mentions(type(module).__name__, "fesem")):
         matching.chain(classification(module, data))
 
 

@@ -71,7 +71,7 @@ def test_images_are_turned_once_and_turned_back_once(name):
     assert turns(in_fast_forms(network.apply), *ready(network, 3, 8, 13, 2)) == 2 + spread
 
 
-@pytest.mark.parametrize("name", ["lenet-emnist", "stocfl-cifar-cnn"])
+@pytest.mark.parametrize("name", ["lenet-emnist", "stocfl-cifar-cnn", "lenet5-flux"])
 def test_small_networks_of_the_papers_stay_turned_up_to_their_dense_layers(name):
     network = MODELS[name](num_classes=10)
     given = ready(network, 4, 32, 32, 3)
