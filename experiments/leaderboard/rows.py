@@ -102,6 +102,7 @@ ROWS = (
     Row("pacfl", "threshold", (5.0, 10.0, 20.0), (1.25, 2.5, 40.0)),  # degrees
     Row("fedgroup", COUNT),
     Row("fedem", COUNT, passes=None),
+    Row("fedrc", COUNT, passes=None),
     Row("fedsoft", COUNT, pull=0.1),
     Row(
         *("feddrift", "merge_threshold", (0.05, 0.1, 0.2), (0.0125, 0.025, 0.4, 0.8, 1.6)),

@@ -43,6 +43,8 @@ from jaxfl.methods.fednova import fednova as fednova
 from jaxfl.methods.fedper import fedper as fedper
 from jaxfl.methods.fedproto import NO_WIRE as FEDPROTO_NO_WIRE
 from jaxfl.methods.fedproto import fedproto as fedproto
+from jaxfl.methods.fedrc import PRESETS as FEDRC_PRESETS
+from jaxfl.methods.fedrc import fedrc as fedrc
 from jaxfl.methods.fedrep import fedrep as fedrep
 from jaxfl.methods.fedrod import fedrod as fedrod
 from jaxfl.methods.fedsoft import PRESETS as FEDSOFT_PRESETS
@@ -101,6 +103,23 @@ ADDED_CENTRE = (
         "the centre that training beside the global model moves the least",
         passes="K x `local_epochs`, training",
         down="K + 1 models",
+        joins=True,
+    ),
+)
+OWN_MIXTURE = (
+    Newcomer("nothing", "the mixture with equal weights", down="K models"),
+    Newcomer(
+        "labels",
+        "the mixture with weights of its own, better in every round",
+        passes="K in every round, forward",
+        down="K models in every round",
+        options={"estimate": "everybody"},
+    ),
+    Newcomer(
+        "labels",
+        "the mixture with weights of its own",
+        passes="K, forward",
+        down="K models",
         joins=True,
     ),
 )
@@ -535,23 +554,15 @@ CLUSTERED: dict[str, Row] = {  # a model for each cluster
         "Marfoq et al., NeurIPS 2021",
         small={"num_clusters": 2, "mean_over": "everybody"},
         presets=FEDEM_PRESETS,
-        newcomers=(
-            Newcomer("nothing", "the mixture with equal weights", down="K models"),
-            Newcomer(
-                "labels",
-                "the mixture with weights of its own, better in every round",
-                passes="K in every round, forward",
-                down="K models in every round",
-                options={"estimate": "everybody"},
-            ),
-            Newcomer(
-                "labels",
-                "the mixture with weights of its own",
-                passes="K, forward",
-                down="K models",
-                joins=True,
-            ),
-        ),
+        newcomers=OWN_MIXTURE,
+    ),
+    "fedrc": Row(
+        fedrc,
+        "FedEM whose learners are also told apart by the labels that they are responsible for",
+        "Guo et al., ICML 2024",
+        small={"num_clusters": 2},
+        presets=FEDRC_PRESETS,
+        newcomers=OWN_MIXTURE,
     ),
     "fedsoft": Row(
         fedsoft,

@@ -143,10 +143,7 @@ def fedem(
         weights = jnp.where(
             finite, _learner_weights(data.train.size[client], after, by_rows), 0
         )  # all K count, or none
-        contributions = [
-            aggregate.contribute(tree.take(learners, k), weights[k], start=tree.take(state.learners, k))
-            for k in range(num_clusters)
-        ]
+        contributions = learner_contributions(learners, weights, state.learners)
         return contributions, (loss, jnp.where(finite, after, before), finite)
 
     def round(key: Key, state: FedEMState, data: FederatedData, cohort: Cohort) -> tuple[FedEMState, Info]:
@@ -157,12 +154,12 @@ def fedem(
         ids = jnp.where(cohort.mask, cohort.ids, data.num_clients)  # padding is written nowhere
         log_weights = state.log_weights.at[ids].set(found, mode="drop")
         absent = jnp.ones(data.num_clients, bool).at[ids].set(False, mode="drop")
-        total = _stack_totals(totals)
+        total = stack_totals(totals)
         if chosen["mean_over"] == "everybody":
             rows = jnp.where(base.takes_part(data) & absent, jnp.asarray(data.train.size), 0)  # [N]
             total = add_absent(total, state.learners, _learner_weights(rows, log_weights, by_rows).sum(0))
         learners = aggregate.mean(total, empty=state.learners)
-        info = round_info(state, data, cohort, loss, found, finite, log_weights, by_rows)
+        info = round_info(state.learners, data, cohort, loss, found, finite, log_weights, by_rows)
         if estimate == "everybody":
             others = absent & base.present(data)  # a client that has not arrived receives no model yet
             log_weights, receivers = jax.lax.cond(
@@ -261,13 +258,21 @@ def _learner_weights(rows: Array, log_weights: Array, by_rows: bool) -> Array:
     return whole if by_rows else whole * jnp.where(share > jnp.finfo(share.dtype).eps, share, 0)
 
 
-def _stack_totals(totals: list[aggregate.Total]) -> aggregate.Total:
+def learner_contributions(learners: Params, weights: Array, start: Params) -> list[aggregate.Contribution]:
+    """Returns a client's contributions to each of the K learners, with the weights `[K]`; it has received `start`."""
+    return [
+        aggregate.contribute(tree.take(learners, k), weights[k], start=tree.take(start, k))
+        for k in range(weights.shape[0])
+    ]
+
+
+def stack_totals(totals: list[aggregate.Total]) -> aggregate.Total:
     """Returns the sums of all learners as the sums of K clusters."""
     return jax.tree.map(lambda *sums: jnp.concatenate(sums) if sums[0].ndim else sums[0], *totals)
 
 
 def round_info(
-    state: FedEMState,
+    learners: Params,
     data: FederatedData,
     cohort: Cohort,
     loss: Array,
@@ -285,8 +290,8 @@ def round_info(
         jnp.argmax(found, 1).astype(jnp.int32),
         num_clusters=count_leading(log_weights, data),
         diverged=(~finite & cohort.mask).sum().astype(jnp.int32),
-        up=state.learners,
+        up=learners,
         beside=() if by_rows else found[0],
-        down=state.learners,
+        down=learners,
         shares=total / jnp.maximum(real.sum(), 1).astype(total.dtype),
     )

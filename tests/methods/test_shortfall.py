@@ -91,6 +91,12 @@ CASES = [
         ("3 learners", "3 clients"),
     ),
     ("fedem", {}, {"log_weights": np.log(np.where(FEW[:, None], [0.98, 0.01, 0.01], 1 / 3))}, None),
+    (
+        "fedrc",
+        {},
+        {"log_weights": np.log(np.where(FEW[:, None], [0.996, 0.002, 0.002], 1 / 3))},
+        ("3 learners", "3 clients"),
+    ),
     ("fedem", {}, {"log_weights": np.log(np.where(FEW[:, None], [1, 1e-9, 1e-9], [1e-9, 1, 1e-9]))}, None),
     ("fedem", {"num_clusters": 1}, {"log_weights": np.zeros((8, 1))}, None),
     ("fedsoft", {}, {"trained": FEW, "weights": np.where(FEW[:, None], [0, 1], 0.5)}, ("2 centres", "3 clients")),

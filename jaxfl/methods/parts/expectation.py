@@ -19,6 +19,7 @@ from jaxfl.typing import Array, Key, Params
 
 WeightStep = Callable[[Params, Array, FederatedData, Array], Array]
 RowLosses = Callable[[Params, Batch, Key | None], Array]
+Prior = Callable[[Any, Batch], Array]  # (what a client has, batch) -> log pi `[K]`, or one of each row `[K, B]`
 
 
 def row_losses_by_model(task: Task) -> RowLosses:
@@ -38,13 +39,14 @@ def responsibilities(losses: Array, log_weights: Array) -> Array:
 
     Args:
         losses: `[K, B]`, of each learner on each row.
-        log_weights: log pi `[K]`.
+        log_weights: log pi `[K]`, or one of each row `[K, B]`.
 
     >>> q = responsibilities(-jnp.log(jnp.array([[0.9], [0.3]])), jnp.log(jnp.array([0.25, 0.75])))
     >>> (100 * q).round().tolist()
     [[50.0], [50.0]]
     """
-    return jax.nn.softmax(log_weights.astype(losses.dtype)[:, None] - losses, 0)
+    prior = log_weights.astype(losses.dtype)
+    return jax.nn.softmax((prior[:, None] if prior.ndim == 1 else prior) - losses, 0)
 
 
 def expectation(task: Task) -> WeightStep:
@@ -72,9 +74,12 @@ def expectation(task: Task) -> WeightStep:
 
 
 def maximisation(
-    task: Task, optimizer: optax.GradientTransformation, **local: Any
-) -> Callable[[Key, Params, Array, FederatedData, Array], tuple[Params, Array]]:
-    """Returns `(key, learners, log_weights [K], data, client) -> (learners, loss)`: the local training of all learners.
+    task: Task,
+    optimizer: optax.GradientTransformation,
+    prior: Prior = lambda log_weights, batch: log_weights,
+    **local: Any,
+) -> Callable[[Key, Params, Any, FederatedData, Array], tuple[Params, Array]]:
+    """Returns `(key, learners, log_weights, data, client) -> (learners, loss)`: the local training of all learners.
 
     The learners are trained as one model, on the sum over m of mean_j q_j(m) loss_j(m). q is computed anew in every
     step, from the learners of the round: K more forward passes, and nothing is stored per row.
@@ -82,16 +87,17 @@ def maximisation(
     Args:
         task: of one learner.
         optimizer: of each learner separately: clipping by a norm, for example, is by the norm of one learner.
+        prior: of `log_weights`, which is `[K]` by default.
         **local: `local_epochs` and `batch_size`, see `local_train`.
     """
     losses_of = row_losses_by_model(task)
     optimizer = optax.GradientTransformation(jax.vmap(optimizer.init), jax.vmap(optimizer.update))
 
-    def train(
-        key: Key, learners: Params, log_weights: Array, data: FederatedData, client: Array
-    ) -> tuple[Params, Array]:
+    def train(key: Key, learners: Params, log_weights: Any, data: FederatedData, client: Array) -> tuple[Params, Array]:
         def loss(models: Params, batch: Batch, key: Key | None = None) -> Array:
-            q = responsibilities(losses_of(learners, batch, None), log_weights)  # nothing in it is trained
+            q = responsibilities(
+                losses_of(learners, batch, None), prior(log_weights, batch)
+            )  # nothing is trained in it
             return masked_mean((q * losses_of(models, batch, key)).sum(0), batch.mask)
 
         return local_train(stacked_task(task, loss), optimizer, **local)(key, learners, data, client)
