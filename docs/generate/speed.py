@@ -5,6 +5,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from experiments.speed.sweeps import PARTS
 from jaxfl.bench import AXES, Scaling
 from jaxfl.cli import tables
 
@@ -12,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "speed" / "results"
 CPU, SCALING = RESULTS / "cpu.jsonl", RESULTS / "scaling.json"
 POPULATION, MEMORY = RESULTS / "population.jsonl", RESULTS / "memory.jsonl"
+HELD, SWEEPS = RESULTS / "held.jsonl", RESULTS / "sweeps.jsonl"
 MORE, COMMANDS, VMAP = RESULTS / "more.jsonl", RESULTS / "commands.jsonl", RESULTS / "vmap.jsonl"
 PEERS = {
     "fedjax": "FedJAX",
@@ -46,6 +48,19 @@ def _ratios_of(runs: list[dict[str, Any]]) -> dict[str, list[float]]:
     """Returns the median ratios of every peer, in the order of `PEERS`, of the runs that it was part of."""
     found = {peer: [run["ratio"][peer]["median"] for run in runs if peer in run["ratio"]] for peer in PEERS}
     return {peer: values for peer, values in found.items() if values}
+
+
+def held() -> str:
+    """Returns what jaxfl and its peers hold at most in rounds on two CPU cores; of several runs the last."""
+    last = {record["workload"]: record for record in lines_of(HELD)}
+    sides = [side for side in ("jaxfl", *PEERS) if any(side in record["held"] for record in last.values())]
+    head = ("workload", *(PEERS.get(side, side) for side in sides), "command")
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for name, record in last.items():
+        sizes = [f"{record['held'][side] / 1e9:.2f} GB" if side in record["held"] else "" for side in sides]
+        what = f"{name.partition('-')[0].upper()}: {record['what']}"
+        lines.append(f"| {what} | {' | '.join(sizes)} | `python -m experiments.speed.rounds {name} --memory` |")
+    return "\n".join(lines)
 
 
 def vmap() -> str:
@@ -88,6 +103,26 @@ def commands() -> str:
     return "\n".join(lines)
 
 
+def sweeps() -> str:
+    """Returns how long whole sweeps take, beside one process and beside jaxfl before it had several."""
+    head = ("a whole sweep", "runs", "seconds", "`--jobs 1`, times as long", "before, times as long")
+    head += ("seconds / (those of rounds + one compilation)", "command")
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for name, part in PARTS.items():
+        records = [one for one in lines_of(SWEEPS) if one["workload"] == f"sweep-{name}"]
+        own, single, before = ([one for one in records if one["side"] == side] for side in ("jaxfl", "one", "base"))
+        alone, earlier = (
+            _spread([other["seconds"] / one["seconds"] for one, other in zip(own, side, strict=True)], "{:.2f}")
+            for side in (single, before)
+        )
+        share = _spread([one["seconds"] / (one["rounds"] + one["compilation"]) for one in own], "{:.2f}")
+        goals = {side: f"; goal {part.goal:g}" if side == part.beside else "" for side in ("base", "rounds")}
+        cells = (part.what, f"{own[0]['runs']}", _spread([one["seconds"] for one in own], "{:.1f}"), alone)
+        cells += (earlier + goals["base"], share + goals["rounds"], f"`python -m experiments.speed.sweeps {name}`")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def lines_of(path: Path) -> list[dict[str, Any]]:
     """Returns the records of a file of results."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -107,8 +142,9 @@ def cpu_runs() -> dict[str, list[dict[str, Any]]]:
 
 
 def _by_workload(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """Returns the records of every workload, W2 before W10."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for record in lines_of(path):
+    for record in sorted(lines_of(path), key=lambda record: int(record["workload"][1:].partition("-")[0])):
         found.setdefault(record["workload"], []).append(record)
     return found
 

@@ -33,6 +33,7 @@ RATES = ",".join(f"{0.01 * number:.2f}" for number in range(1, 21))
 class Part(NamedTuple):
     """A sweep, and what it is to reach."""
 
+    what: str
     words: str
     goal: float  # of the ratio
     beside: str  # the side that the ratio is of; "rounds" are the runs' own seconds, and one compilation
@@ -40,15 +41,24 @@ class Part(NamedTuple):
 
 PARTS = {
     "digits": Part(
-        "fedavg,fedprox,ifca,stocfl --data rotated-digits --set learning_rate=0.05,0.1,0.2 --seeds 0-2", 3.0, "base"
+        "four methods on the digits at three learning rates and three seeds",
+        "fedavg,fedprox,ifca,stocfl --data rotated-digits --set learning_rate=0.05,0.1,0.2 --seeds 0-2",
+        3.0,
+        "base",
     ),
     "stocfl": Part(
+        "StoCFL on 200 clients of the digits at three learning rates, two thresholds and three seeds, 100 rounds",
         "stocfl --data rotated-digits --set num_clients=200 --set rows_per_client=28 --set hidden=200 "
         "--set learning_rate=0.05,0.1,0.2 --set threshold=0.4,0.5 --seeds 0-2 --rounds 100 --cohort 0.5",
         1.8,
         "base",
     ),
-    "rates": Part(f"fedavg --data rotated-digits --set learning_rate={RATES} --seeds 0-2 --rounds 100", 1.3, "rounds"),
+    "rates": Part(
+        "FedAvg on the digits at 20 learning rates and three seeds, 100 rounds",
+        f"fedavg --data rotated-digits --set learning_rate={RATES} --seeds 0-2 --rounds 100",
+        1.3,
+        "rounds",
+    ),
 }
 
 
