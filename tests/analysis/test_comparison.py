@@ -418,6 +418,8 @@ HUGE, DEEP = "1" + "0" * 400, "[" * 500 + "]" * 500
         ("summary.json", '{"micro_accuracy": [0.5]}', ("micro_accuracy", "a list")),
         ("summary.json", '{"seconds_per_round": true}', ("seconds_per_round", "true")),
         ("summary.json", '{"lower_is_better": 3}', ("lower_is_better", 3)),
+        ("summary.json", '{"test_rows": [5]}', ("test_rows", "a list")),
+        ("summary.json", '{"sampler": ["uniform"]}', ("sampler", "a list")),
         ("summary.json", '{"seeds": [0]}', ("summary", "method")),
         ("summary.json", f'{{"cohort": {HUGE}}}', ("64 bits",)),
         ("summary.json", f'{{"versions": {DEEP}}}', ("deep",)),

@@ -126,6 +126,7 @@ SUMMARY_TYPES: EntryTypes = {
     "method|data|fingerprint|sampler": (str,),
     "rounds|seed|rounds_asked|num_clients|eval_clients|seeds_together": (int,),
     "cohort": (int, float),
+    "test_rows": (int, type(None)),
     "options": (dict,),
     "lower_is_better": (list,),
     f"{_METRICS}|(wasserstein_)?(silhouette|davies_bouldin)|seconds_per_round|num_clusters|ari|nmi|purity": NUMBER,
