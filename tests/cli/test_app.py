@@ -146,10 +146,6 @@ def refused(*arguments):
         ),
         (["fedavg", *SMALL, "--set", "nesterov=true"], ("nesterov", "momentum")),
         (
-            ["fedavg", *SMALL, "--set", "init=pytorch", "--set", "weights=net.safetensors"],
-            ("init", "pytorch", "weights"),
-        ),
-        (
             ["fedavg", *SMALL, "--set", "server_optimizer=fedavgm", "--set", "server.momentum=-1"],
             ("server.momentum", -1.0),
         ),
