@@ -52,7 +52,9 @@ differs, the options and their defaults, an example, and what it costs. These pa
 
 {tables}
 
-A method that is not here: [write your own](../howto/own-method.md). Methods that average into a global
+A method that is not here: [write your own](../howto/own-method.md). GPFL (ICCV 2023) and FedCP (KDD 2023) are left
+out: both train modules beside the network, with losses that are known from one code alone, and FedCP draws random
+masks when it is tested, so that what a client is served would not be a model. Methods that average into a global
 model take any optax optimiser for the server's step, `server_optimizer`; FedAdam and FedYogi as their paper writes
 them are in `jaxfl.server`.
 

@@ -112,6 +112,11 @@ ROWS = (
     # the paper's lambda = 15 and outer rate of 0.005 are for hundreds of rounds; at 1 / lambda w_i is theta_i
     Row("pfedme", "outer_rate", (0.2, 0.5, 1.0), (0.1,), passes=5.0, items=("proximal_weight=1.0",), apart=True),
     Row("fedamp", "proximal_weight", (0.1, 1.0, 10.0), (0.001, 0.01, 100.0)),
+    Row("fedala", "mixing_rate", (0.1, 1.0, 10.0), (0.01, 100.0), beside=0.8),  # of 0.8 of the rows, for the head alone
+    Row("fedproto", "prototype_weight", (0.1, 1.0, 10.0), (0.01, 100.0)),  # PFLlib has 10 for its mean over coordinates
+    Row("knnper", "memory_weight", (0.25, 0.5, 0.75), (0.1, 0.9)),
+    Row("fedbabu", "finetune_part", ("all", "head", "body")),
+    Row("fedrod", "start", ("zero", "generic")),
     Row("fedrep", items=("head_epochs=1",), beside=1.0),
     Row("lg_fedavg"),
     Row("perfedavg", "adaptation_rate", (0.03, 0.1, 0.3), ADAPTED, elsewhere=LARGER),
@@ -120,11 +125,15 @@ ROWS = (
     Row("fednova"),
 )
 ABSENT = {"fedbn": "no network here has layers of normalisation"}  # who takes no part, and why
+HEADS = "it needs the features of classes, and here are none"
+WITHOUT_CLASSES = dict.fromkeys(("fedrod", "fedproto", "knnper"), HEADS)
 ABSENT_FROM = {
     "fortunes": {
+        **WITHOUT_CLASSES,
         "fesem_ma": "it matches the neurons of a chain of layers, which an LSTM is not",
         "pacfl": "it compares inputs that are numbers, and these are characters",
     },
+    "ratings": WITHOUT_CLASSES,
 }
 
 

@@ -56,6 +56,7 @@ from jaxfl.methods.flhc import flhc as flhc
 from jaxfl.methods.hypcluster import hypcluster as hypcluster
 from jaxfl.methods.ifca import ifca as ifca
 from jaxfl.methods.kfed import kfed as kfed
+from jaxfl.methods.knnper import PRESETS as KNNPER_PRESETS
 from jaxfl.methods.knnper import knnper as knnper
 from jaxfl.methods.lg_fedavg import NO_WIRE as LG_FEDAVG_NO_WIRE
 from jaxfl.methods.lg_fedavg import lg_fedavg as lg_fedavg
@@ -278,6 +279,7 @@ PERSONAL: dict[str, Row] = {  # a model for each client, or a part of one
         "FedAvg, whose predictions are mixed with those of a client's most similar training rows",
         "Marfoq et al., ICML 2022",
         small={"capacity": 16},
+        presets=KNNPER_PRESETS,
         newcomers=(Newcomer("labels", "the global model, mixed with its own rows", passes="1, forward"),),
     ),
     "apfl": Row(

@@ -11,9 +11,9 @@ z, and the k nearest of these rows,
 A client with fewer than k rows takes all of them, one without rows the model alone. Held-out clients and newcomers
 remember their rows as all others do: they need no round. Nothing of the memory is sent.
 
-The official code mixes with the logits z in place of softmax(z), by a flag that is always on (`mix="logits"`); k is an
-argument that must be given, 1 to 10 in its scripts; its scale is 1. It writes the accuracies of a grid of lambda and
-capacity on test rows; how the paper chose lambda could not be read. Choose on validation rows. pFedGraph's copy has
+The official code mixes with the logits z in place of softmax(z), by a flag that is always on (`preset="official"`); k
+is an argument that must be given, 1 to 10 in its scripts; its scale is 1. It writes the accuracies of a grid of lambda
+and capacity on test rows; how the paper chose lambda could not be read. Choose on validation rows. pFedGraph's copy has
 k = 10 and lambda = 0.5, as here. Probabilities below 1e-12 count as 1e-12 in the loss.
 """
 
@@ -41,6 +41,7 @@ from jaxfl.typing import Array, Key, Params
 Mixing = Literal["probabilities", "logits"]
 MEMORY = ("keys", "labels", "there")
 LEAST = 1e-12  # probability
+PRESETS = {"paper": {"mix": "probabilities"}, "official": {"mix": "logits"}}
 
 
 @server_sees(Seen("sums", "the sum of the models"))
@@ -49,11 +50,12 @@ def knnper(
     task: Task,
     optimizer: optax.GradientTransformation,
     *,
+    preset: Literal["paper", "official"] = "paper",
     neighbours: int = 10,
     memory_weight: Traceable = 0.5,
     scale: Traceable = 1.0,
     capacity: int = 500,
-    mix: Mixing = "probabilities",
+    mix: Mixing | None = None,
     local_epochs: int = 5,
     batch_size: int | None = None,
     weighting: Weighting = "rows",
@@ -64,11 +66,13 @@ def knnper(
     Args:
         task: a classification whose network ends with a dense layer.
         optimizer: the local optimiser.
+        preset: `"paper"` or `"official"`; their values are in brackets below, in this order. Options that are given
+            replace the preset's values.
         neighbours: k.
         memory_weight: lambda, the weight of the remembered rows, from 0 (FedAvg) to 1.
         scale: of the distances.
         capacity: the most rows that a client remembers; a test takes memory for as many features.
-        mix: what the rows' shares are mixed with: `"probabilities"` (the rule) or `"logits"` (the official code).
+        mix: what the rows' shares are mixed with: `"probabilities"` or `"logits"` (probabilities, logits).
         local_epochs: E.
         batch_size: B; None takes all of a client's rows at once.
         weighting: weights of the models in the mean: `"rows"` (n_i / n) or `"uniform"` (1 / m).
@@ -93,7 +97,8 @@ def knnper(
     if is_known(scale) and not 0 < scale < math.inf:
         raise ValueError(f"scale must be above 0 and finite, got {scale}; 1 is usual.")
     head = find_head(task, "knnper")
-    remembering = memory_task(task, head, neighbours, memory_weight, scale, capacity, mix)
+    mixing = base.from_preset(PRESETS, preset, mix=mix)["mix"]
+    remembering = memory_task(task, head, neighbours, memory_weight, scale, capacity, mixing)
     look = with_features(task.outputs, head)
     passes = {"local_epochs": local_epochs, "batch_size": batch_size}
     method = fedavg(task, optimizer, weighting=weighting, server_optimizer=server_optimizer, **passes)

@@ -60,8 +60,10 @@ def by_hand(root, rounds, client, model, rows, x, *, neighbours, weight, scale, 
 @pytest.mark.parametrize(("mix", "neighbours", "batch_size"), [("probabilities", 3, 3), ("logits", 9, None)])
 def test_every_round_is_that_of_a_loop(mix, neighbours, batch_size, key):
     with jax.enable_x64(True):
-        how = {"neighbours": neighbours, "scale": 0.7, "mix": mix}
-        method = made(memory_weight=0.4, batch_size=batch_size, **how)
+        how = {"neighbours": neighbours, "scale": 0.7}
+        named = {"preset": "official"} if mix == "logits" else {}
+        method = made(memory_weight=0.4, batch_size=batch_size, **how, **named)
+        how["mix"] = mix
         setting = reference.Setting(key, problems.rows_of(DATA), RATE, 2, batch_size, "rows")
         state = method.init(key, DATA)
         loop = reference.FedProx(setting, jax.tree.map(np.asarray, state.model))
