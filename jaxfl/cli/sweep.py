@@ -29,6 +29,7 @@ from jaxfl.cli.run_page import PAGE
 from jaxfl.cli.signals import TRY_AGAIN
 from jaxfl.cli.tables.console import print_parts, stderr, stdout
 from jaxfl.data.bounded import check_nesting, check_regular
+from jaxfl.data.conditions import BACKDOORS, UNSCALED
 from jaxfl.files import check_output, is_missing, signature
 from jaxfl.jobs import job
 from jaxfl.schema import REQUIRED, Option, did_you_mean, quoted
@@ -284,11 +285,18 @@ def _is_same_option(key: str, other: str) -> bool:
     return comparable and one.rpartition(".")[2] == two.rpartition(".")[2]
 
 
+def _attack_options(kind: str) -> tuple[str, ...]:
+    """Returns the options that not all attacks have, of one of them."""
+    scale = () if kind in (*UNSCALED, "none") else ("attack_scale",)
+    return (*scale, "attack_target") if kind in BACKDOORS else scale
+
+
 # What has options and is chosen by name: their owner, and the options by the name.
 CHOICES: dict[str, tuple[str, Callable[[str], Collection[str]]]] = {
     "model": ("model", lambda name: models.options(name)),
     "optimizer": ("optimizer", lambda name: OPTIMIZERS[name][1] if name in OPTIMIZERS else ()),
     "server_optimizer": ("server", lambda name: SERVERS[name][1] if name in SERVERS else ()),
+    "attack": ("data", _attack_options),
 }
 
 

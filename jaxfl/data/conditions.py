@@ -53,6 +53,7 @@ ATTACK_KINDS: tuple[str, ...] = get_args(AttackKind)
 Attackers = float | tuple[int, ...] | str
 GROUP = "group:"  # before the name of a true group whose clients attack
 BACKDOORS = ("backdoor", "replace")  # attackers' rows have a trigger
+UNSCALED = ("label-flip", "backdoor")  # what is sent has no factor
 POISONED_EVERY = 2  # one in so many of their rows
 COLLUDING = ("alie", "ipm", "mimic", "same", "minmax", "replace")
 CANARY = "canary"

@@ -274,6 +274,16 @@ def apply_conditions(
     else:
         if attackers is None:
             raise ValueError(f"attackers must be given with attack={attack}: the share of the clients, such as 0.2.")
+        if attack_scale != 1.0 and attack in conditions.UNSCALED:
+            raise ValueError(
+                f"attack_scale must be 1 with attack={attack}, got {attack_scale}: what attackers send has no factor; "
+                "leave it out, or take sign-flip."
+            )
+        if attack_target != 0 and attack not in conditions.BACKDOORS:
+            raise ValueError(
+                f"attack_target must be 0 with attack={attack}, got {attack_target}: it is the class of a trigger; "
+                "leave it out, or take backdoor."
+            )
         data = conditions.attack(data, attack, attackers, seed=seed, scale=attack_scale, target=attack_target)
     unused = {"drift": drift, "arrive": arrive, "leave": leave, "drift_share": drift_share}
     if drift_round is None:

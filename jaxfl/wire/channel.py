@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jaxfl import tree
 from jaxfl.schema import is_known
 from jaxfl.typing import Array, Key
-from jaxfl.wire.clipping import clip_factor
+from jaxfl.wire.clipping import LEAST_CLIP, clip_factor
 
 FLOAT_BITS = 32  # of a number that is sent as it is
 SCALE_BITS = 32  # of a scale, or of the seed of random places
@@ -108,13 +108,16 @@ def clip(norm: float) -> Transform:
         norm: S, above 0.
 
     Raises:
-        ValueError: `norm` is not above 0 and finite.
+        ValueError: `norm` is below the smallest number that is not rounded to 0, or infinite.
 
     >>> clip(2.5).change(jax.random.key(0), jnp.array([3.0, 4.0])).tolist()
     [1.5, 2.0]
     """
-    if is_known(norm) and not 0 < norm < math.inf:
-        raise ValueError(f"clip must be above 0 and finite, got {norm}; 1.0 is usual, none does not clip.")
+    if is_known(norm) and not LEAST_CLIP <= norm < math.inf:
+        raise ValueError(
+            f"clip must be above 0 and finite, got {norm} (below {LEAST_CLIP:.2g} is 0 in float32); 1.0 is usual, "
+            "none does not clip."
+        )
 
     def change(key: Key, v: Array) -> Array:
         return v * clip_factor(tree.norm(v), norm)

@@ -15,11 +15,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxfl import tree
 from jaxfl.client.fast.coordinates import KernelInCoordinates, in_coordinates_of
 from jaxfl.server.aggregate import Contribution
 from jaxfl.typing import Array, Params
+
+LEAST_CLIP = float(np.finfo(np.float32).tiny)  # smaller numbers are rounded to 0, and no update would be left
 
 
 def is_finite(values: Params) -> Array:

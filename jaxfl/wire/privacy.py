@@ -41,7 +41,7 @@ from jaxfl.random import Stream, key_for
 from jaxfl.schema import check_literal, is_known, quoted
 from jaxfl.server.aggregate import Contribution, Total
 from jaxfl.typing import Array, Key, Params
-from jaxfl.wire.clipping import clipped
+from jaxfl.wire.clipping import LEAST_CLIP, clipped
 
 COUNT_SHARE = 0.5  # a, of the clip, that a client adds to the count of its cluster
 Accounting = Literal["poisson", "poisson-assumed"]
@@ -82,8 +82,11 @@ class Privacy:
     accounting: Accounting = "poisson"
 
     def __post_init__(self) -> None:
-        if self.clip is None or not _is_in(self.clip, above=0):
-            raise ValueError(f"clip must be above 0 and finite for noise, got {self.clip}; 1.0 is usual.")
+        if self.clip is None or not _is_in(self.clip, least=LEAST_CLIP):
+            raise ValueError(
+                f"clip must be above 0 and finite for noise, got {self.clip} (below {LEAST_CLIP:.2g} is 0 in float32); "
+                "1.0 is usual."
+            )
         if self.noise is None and self.epsilon is None:
             raise ValueError(
                 "noise must be given where epsilon is none, got none; noise=1.0 is usual, epsilon=8 finds it for a run."

@@ -180,6 +180,8 @@ def test_options_of_a_choice_go_to_settings_with_that_choice():
     ("switch", "off", "on", "option"),
     [
         ("attack", "none", "sign-flip", "attackers=0.2"),
+        ("attack", "label-flip", "sign-flip", "attack_scale=4"),
+        ("attack", "ipm", "replace", "attack_target=3"),
         ("drift", "none", "swap", "drift_share=0.3"),
         ("drift_round", "none", "5", "arrive=0.2"),
         ("schedule", "constant", "step", "schedule_rounds=5"),

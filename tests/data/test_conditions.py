@@ -203,6 +203,8 @@ def test_the_catalogue_imposes_them():
         ({"attack": "sign-flip"}, ("attackers", "attack=sign-flip")),
         ({"attack": "sign-flip", "attackers": 2.0}, ("attackers", 2.0)),
         ({"stragglers": -1.0}, ("stragglers", -1.0)),
+        ({"attack": "label-flip", "attackers": 0.2, "attack_scale": 2.0}, ("attack_scale", "attack=label-flip", 2.0)),
+        ({"attack": "sign-flip", "attackers": 0.2, "attack_target": 3}, ("attack_target", "attack=sign-flip", 3)),
     ],
 )
 def test_the_catalogue_refuses_halves(settings, message):

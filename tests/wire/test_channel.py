@@ -103,6 +103,7 @@ def test_a_message_is_never_longer_than_the_clip(links, key):
     ("make", "words"),
     [
         (lambda: clip(0.0), ("clip", "above 0", 0.0)),
+        (lambda: clip(1e-45), ("clip", 1e-45, "float32")),
         (lambda: clip(float("inf")), ("clip", "inf")),
         (lambda: top_k(1.5), ("topk", 1.5)),
         (lambda: top_k(0.0), ("topk", 0.0)),
