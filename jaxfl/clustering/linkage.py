@@ -20,7 +20,7 @@ Bipartition = Literal["single", "complete", "average"]
 
 @functools.partial(jax.jit, static_argnames="method")
 @checked
-def linkage(distances: Array, method: merging.Linkage = "single") -> Array:
+def linkage(distances: Array, method: merging.Linkage = "single", *, mask: Array | None = None) -> Array:
     """Returns the tree `[N - 1, 4]` of merging the two nearest clusters repeatedly.
 
     | method | distance between two clusters |
@@ -35,6 +35,8 @@ def linkage(distances: Array, method: merging.Linkage = "single") -> Array:
         distances: float `[N, N]`, symmetric, N at least 1; the diagonal is ignored. NaN and infinity count as the
             largest finite number: such a pair merges last. float64 stays, all other types are computed in float32.
         method: a method of the table.
+        mask: bool `[N]`, False for absent points: after the merges of the others the tree has rows without meaning, of
+            infinite height, so that a cut must not reach them. None if no point is absent.
 
     Returns:
         `[N - 1, 4]` in the dtype of the computation, in the format of `scipy.cluster.hierarchy.linkage`: a row per
@@ -55,7 +57,8 @@ def linkage(distances: Array, method: merging.Linkage = "single") -> Array:
            [2. , 3. , 4.5, 3. ]], dtype=float32)
     """
     distances = _square_matrix("distances", distances)
-    return _sorted_tree(merging.find_merges(distances, jnp.ones(distances.shape[0], bool), method))
+    present = jnp.ones(distances.shape[0], bool) if mask is None else mask
+    return _sorted_tree(merging.find_merges(distances, present, method))
 
 
 @jax.jit

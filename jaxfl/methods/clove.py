@@ -20,11 +20,17 @@ take the model of the nearest mean vector of the last clustering; so do held-out
 served, and before the first clustering they take the lowest loss. A cohort with fewer than K clients with rows and
 finite losses is not clustered: its clients keep their r_i.
 
+With an unknown K (`num_clusters=None`) there are `max_clusters` models. In every round the rows l_i are clustered by
+Ward's linkage into k = 2, 3, ... clusters, fewer than clients, and a larger k is taken if its mean silhouette is more
+than 1.1 times that of the best k before it. From the means of these clusters k-means makes Q_1 ... Q_k, and each is
+matched to one of the models; the others stay.
+
 Where the official code differs: a client is stable if its newest and its third last r_i are equal; clients that come
 after that end in an error; every client is tested with the test losses of all models; k-means has one start of one
-seed, here the best of 20, whose seeds are new in each round. Its search for an unknown K is not here (with at most 15
-clients it repeats every row, so that K = N wins with a perfect silhouette). Its settings: E = 1, B = 100, Adam of rate
-0.001, all clients. The paper's text was not available: the rule is the code's, repaired.
+seed, here the best of 20, whose seeds are new in each round. Its search for an unknown K repeats every row five
+times where there are at most 15 clients, so that K = N wins with a perfect silhouette; its k-means then starts from new
+seeds. Its settings: E = 1, B = 100, Adam of rate 0.001, all clients. The paper's text was not available: the rule is
+the code's, repaired.
 """
 
 from typing import Literal, NamedTuple
@@ -34,8 +40,9 @@ import optax
 
 from jaxfl import tree
 from jaxfl.client.training import local_train
-from jaxfl.clustering import kmeans
+from jaxfl.clustering import centres, kmeans
 from jaxfl.clustering.assignment import match
+from jaxfl.clustering.ward import ward_by_silhouette
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
@@ -70,7 +77,8 @@ def clove(
     task: Task,
     optimizer: optax.GradientTransformation,
     *,
-    num_clusters: int = 4,
+    num_clusters: int | None = 4,
+    max_clusters: int = 15,
     vectors: Literal["losses", "roots"] = "losses",
     stable_rounds: int | None = 3,
     local_epochs: int = 5,
@@ -82,7 +90,8 @@ def clove(
     Args:
         task: what is learned.
         optimizer: the local optimiser.
-        num_clusters: K, the number of models.
+        num_clusters: K, the number of models; None chooses the number of clusters in every round.
+        max_clusters: the number of models where K is unknown; a client is asked for its loss under each.
         vectors: what k-means compares: `"losses"`, or their square `"roots"`: one model with widely spread losses leads
             less then.
         stable_rounds: rounds of each client of a cohort with one model after which clusters are final; None clusters in
@@ -101,8 +110,11 @@ def clove(
     >>> result.summary["ari"]
     1.0
     """
-    if num_clusters < 1:
-        raise ValueError(f"num_clusters must be at least 1, got {num_clusters}.")
+    if num_clusters is not None and num_clusters < 1:
+        raise ValueError(f"num_clusters must be at least 1, got {num_clusters}; None chooses it in every round.")
+    if num_clusters is None and max_clusters < 2:
+        raise ValueError(f"max_clusters must be at least 2, got {max_clusters}; 15 is the official code's.")
+    slots, fewest = (max_clusters, 3) if num_clusters is None else (num_clusters, num_clusters)
     if stable_rounds is not None and stable_rounds < 1:
         raise ValueError(f"stable_rounds must be at least 1, got {stable_rounds}; None clusters in every round.")
     losses_of = model_losses(task)
@@ -110,11 +122,12 @@ def clove(
     learn = cluster_training(train, weighting)
 
     def init(key: Key, data: FederatedData) -> CLoVEState:
-        base.check_clusters(num_clusters, data)
-        models = independent_models(task, num_clusters)(key, data)
+        if num_clusters is not None:
+            base.check_clusters(num_clusters, data)
+        models = independent_models(task, slots)(key, data)
         dtype = jnp.result_type(float)
         nothing = jnp.zeros(data.num_clients, jnp.int32)
-        centroids = jnp.full((num_clusters, num_clusters), jnp.inf, dtype)
+        centroids = jnp.full((slots, slots), jnp.inf, dtype)
         no = jnp.array(False)
         return CLoVEState(models, centroids, no, no, nothing, nothing, jnp.int32(0))
 
@@ -148,22 +161,24 @@ def clove(
         able = cohort.mask & answers(data, cohort, losses)
         # by id, and not by index in the cohort: its order must not decide which seeds are drawn
         ids, count = jnp.where(able, cohort.ids, data.num_clients), data.num_clients
-        points = (
-            jnp.zeros((count, num_clusters), losses.dtype).at[ids].set(clustering_points(losses, vectors), mode="drop")
-        )
-        costs = jnp.zeros((count, num_clusters), losses.dtype).at[ids].set(losses, mode="drop")
+        points = jnp.zeros((count, slots), losses.dtype).at[ids].set(clustering_points(losses, vectors), mode="drop")
+        costs = jnp.zeros((count, slots), losses.dtype).at[ids].set(losses, mode="drop")
         there = jnp.zeros(count, bool).at[ids].set(True, mode="drop")
         again = key_for(key, Stream.START, round=state.round)
-        found = kmeans.kmeans(again, points, num_clusters, mask=there)
-        labels = jnp.where(there, found.labels, num_clusters)
+        if num_clusters is None:
+            found_labels, found_centres = clusters_of_unknown_number(points, there, slots, cohort.ids.shape[0])
+        else:
+            found = kmeans.kmeans(again, points, num_clusters, mask=there)
+            found_labels, found_centres = found.labels, found.centres
+        labels = jnp.where(there, found_labels, slots)
         everybody = jnp.arange(count, dtype=jnp.int32)
-        first = jnp.full(num_clusters + 1, count, jnp.int32).at[labels].min(everybody)[:num_clusters]
+        first = jnp.full(slots + 1, count, jnp.int32).at[labels].min(everybody)[:slots]
         order = jnp.argsort(first).astype(jnp.int32)  # clusters by their first client
         members = jnp.equal(labels[None], order[:, None]).astype(costs.dtype)  # [K, N]
-        model = jnp.zeros(num_clusters, jnp.int32).at[order].set(match(members @ costs))  # by k-means' number
-        enough = there.sum() >= num_clusters
-        own = jnp.where(able & enough, model[jnp.minimum(found.labels[cohort.ids], num_clusters - 1)], before)
-        centres = jnp.where((first < count)[:, None], found.centres.astype(state.centroids.dtype), jnp.inf)
+        model = jnp.zeros(slots, jnp.int32).at[order].set(match(members @ costs))  # by k-means' number
+        enough = there.sum() >= fewest
+        own = jnp.where(able & enough, model[jnp.maximum(found_labels[cohort.ids], 0)], before)
+        centres = jnp.where((first < count)[:, None], found_centres.astype(state.centroids.dtype), jnp.inf)
         centroids = jnp.zeros_like(state.centroids).at[model].set(centres)
         return own, jnp.where(enough, centroids, state.centroids), state.clustered | enough
 
@@ -191,15 +206,15 @@ def clove(
             cohort,
             loss,
             own,
-            num_clusters=(count_members(cluster, data, num_clusters) > 0).sum(),
+            num_clusters=(count_members(cluster, data, slots) > 0).sum(),
             diverged=total.diverged,
             up=one,
             down=one,
             stable=stable.astype(jnp.int32),
         )
-        others = jnp.float32(num_clusters - 1)  # models beside its own
+        others = jnp.float32(slots - 1)  # models beside its own
         info = info._replace(
-            bytes_up=info.bytes_up + base.traffic(asked.sum(), jnp.zeros(num_clusters, losses.dtype)),
+            bytes_up=info.bytes_up + base.traffic(asked.sum(), jnp.zeros(slots, losses.dtype)),
             bytes_down=info.bytes_down + others * base.traffic(asked.sum(), one),
         )
         after = CLoVEState(
@@ -225,13 +240,34 @@ def clove(
 
     def shortfall(state: CLoVEState, data: FederatedData, participation: Participation) -> str:
         if not bool(state.clustered):
+            wanted = "3" if num_clusters is None else f"num_clusters={num_clusters}"
             return (
-                f"No round had num_clusters={num_clusters} clients with rows, so that no client was clustered: take a "
-                "larger cohort or fewer clusters."
+                f"No round had {wanted} clients with rows, so that no client was clustered: take a larger cohort or "
+                "fewer clusters."
             )
-        return base.one_cluster(state, data, num_clusters, "take another seed", participation.sampled)
+        return base.one_cluster(state, data, slots, "take another seed", participation.sampled)
 
     return Method(init, round, client_params, task, assign, shortfall=shortfall)
+
+
+def clusters_of_unknown_number(points: Array, there: Array, slots: int, most: int) -> tuple[Array, Array]:
+    """Returns the clusters `[N]` of loss vectors by k-means from Ward's clusters, and their means `[K, K]`.
+
+    A mean is infinite where there is no cluster.
+
+    Args:
+        points: `[N, K]`.
+        there: bool `[N]`, the clients that are clustered.
+        slots: K.
+        most: clients that are clustered, at most.
+    """
+    ids = jnp.argsort(~there, stable=True)[:most]  # those that are there, by id
+    rows, present = points[ids], there[ids]
+    start = ward_by_silhouette(rows, slots, mask=present)
+    nowhere = jnp.full((slots, points.shape[1]), jnp.inf, points.dtype)
+    found = kmeans.lloyd(rows, centres.mean(rows, start, nowhere), mask=present)
+    labels = jnp.full(there.shape, -1, jnp.int32).at[ids].set(found.labels)
+    return labels, found.centres
 
 
 def clustering_points(losses: Array, vectors: Literal["losses", "roots"]) -> Array:

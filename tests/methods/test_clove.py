@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from scipy.cluster import hierarchy
+from sklearn.metrics import silhouette_score
 
 import jaxfl
 from jaxfl import methods, tree
@@ -43,9 +45,24 @@ def best_partition(points, count):
     return min(itertools.product(range(count), repeat=len(points)), key=inertia)
 
 
+def clusters_of_unknown_number(points, most):
+    """Returns the labels of Ward's clusters, their number by the silhouette, after k-means from their means."""
+    labels, best = None, None
+    for k in range(2, min(most, len(points) - 1) + 1):
+        found = hierarchy.cut_tree(hierarchy.linkage(points, "ward"), k)[:, 0]
+        score = silhouette_score(points, found)
+        if best is None or score > 1.1 * best:
+            labels, best = found, score
+    before = None
+    while before is None or (labels != before).any():
+        means, before = [points[labels == k].mean(0) for k in range(labels.max() + 1)], labels
+        labels = np.array([np.argmin([((point - mean) ** 2).sum() for mean in means]) for point in points])
+    return labels
+
+
 class CLoVE:
-    def __init__(self, setting, models, vectors):
-        self.setting, self.models, self.vectors = setting, list(models), vectors
+    def __init__(self, setting, models, vectors, *, known=True):
+        self.setting, self.models, self.vectors, self.known = setting, list(models), vectors, known
         self.cluster, self.centroids, self.seen = [0] * len(setting.clients), None, set()
 
     def losses(self, i):
@@ -56,9 +73,11 @@ class CLoVE:
 
     def round(self, number, cohort):
         cohort, count = reference.with_rows(self.setting, cohort), len(self.models)
-        if len(cohort) >= count:
+        if len(cohort) >= (count if self.known else 3):
             points, losses = (np.array([of(i) for i in cohort]) for of in (self.point, self.losses))
-            labels = np.array(best_partition(points, count))
+            labels = (
+                np.array(best_partition(points, count)) if self.known else clusters_of_unknown_number(points, count)
+            )
             costs = np.array([losses[labels == c].sum(0) for c in range(count)])
             name = min(
                 itertools.permutations(range(count)), key=lambda name: sum(costs[c, name[c]] for c in range(count))
@@ -99,6 +118,27 @@ def test_every_round_is_that_of_a_loop(count, vectors, batch_size, key):
             close(state.models, jax.tree.map(lambda *leaves: np.stack(leaves), *loop.models), rtol=1e-9)
 
 
+@pytest.mark.parametrize("size", [2, 5, 6])
+def test_every_round_of_an_unknown_number_is_that_of_a_loop(size, key):
+    """Five models; two clients are too few for a clustering."""
+    with jax.enable_x64(True):
+        method = made(num_clusters=None, max_clusters=5, stable_rounds=None)
+        setting = reference.Setting(key, problems.rows_of(DATA), RATE, 2, 3, "rows")
+        state = method.init(key, DATA)
+        models = [jax.tree.map(np.asarray, tree.take(state.models, k)) for k in range(5)]
+        loop, numbers = CLoVE(setting, models, "losses", known=False), set()
+        for number in range(4):
+            cohort = problems.sample(key, state.round, DATA, size)
+            state, info = method.round(key, state, DATA, cohort)
+            loop.round(number, cohort.ids.tolist())
+            assert state.cluster.tolist() == loop.cluster
+            close(state.models, jax.tree.map(lambda *leaves: np.stack(leaves), *loop.models), rtol=1e-9)
+            numbers.add(len({*np.asarray(state.cluster)[reference.with_rows(setting, cohort.ids.tolist())]}))
+            assert info.bytes_up == size * 8 * (8 + 5) and info.bytes_down == size * 8 * 5 * 8
+        assert numbers == {1} if size == 2 else numbers > set(), "one model without a clustering"
+        assert bool(state.clustered) == (size > 2)
+
+
 def table(losses):
     """Returns a federation and a method of models whose losses at each client are the numbers of a table."""
     clients, count = np.shape(losses)
@@ -115,9 +155,12 @@ def table(losses):
         lambda model, batch: batch.x,
     )
     start = {"w": np.asarray(losses, np.float32).T}
-    return data, lambda name, **options: start_at(
-        getattr(methods, name)(task, optax.sgd(0.0), num_clusters=count, **options), start
-    )
+
+    def make(name, unknown=False, **options):
+        options |= {"num_clusters": None, "max_clusters": count} if unknown else {"num_clusters": count}
+        return start_at(getattr(methods, name)(task, optax.sgd(0.0), **options), start)
+
+    return data, make
 
 
 def start_at(method, models):
@@ -136,6 +179,10 @@ def chosen(losses, name="clove"):
 
 def test_the_worked_example_where_all_choose_one_model_of_ifca():
     assert chosen(LOSSES, "ifca")[0] == [0, 0, 0, 0]
+    data, make = table(np.pad(LOSSES, ((0, 0), (0, 1)), constant_values=9.0))  # a model that is bad for all
+    method = make("clove", unknown=True)
+    state, _ = jax.jit(method.round)(jax.random.key(0), method.init(jax.random.key(0), data), data, Cohort.of(range(4)))
+    assert state.cluster.tolist() == [0, 0, 1, 1], "the number of clusters is found"
     found, state = chosen(LOSSES)
     assert found == [0, 0, 1, 1]
     close(state.centroids, np.array([(0.95, 1.45), (0.75, 0.85)]), rtol=1e-6)
@@ -194,6 +241,7 @@ def test_a_cohort_of_fewer_clients_than_clusters_keeps_its_models(key):
     [
         ({"num_clusters": 0}, ("num_clusters", 0)),
         ({"stable_rounds": 0}, ("stable_rounds", 0)),
+        ({"num_clusters": None, "max_clusters": 1}, ("max_clusters", 1)),
         ({"vectors": "squares"}, ("vectors", "squares")),
     ],
 )
