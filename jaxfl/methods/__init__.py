@@ -53,6 +53,7 @@ from jaxfl.methods.fesem import PRESETS as FESEM_PRESETS
 from jaxfl.methods.fesem import fesem as fesem
 from jaxfl.methods.fesem_ma import fesem_ma as fesem_ma
 from jaxfl.methods.flhc import flhc as flhc
+from jaxfl.methods.flux import flux as flux
 from jaxfl.methods.hypcluster import hypcluster as hypcluster
 from jaxfl.methods.ifca import ifca as ifca
 from jaxfl.methods.kfed import kfed as kfed
@@ -481,6 +482,29 @@ CLUSTERED: dict[str, Row] = {  # a model for each cluster
                 passes="`local_epochs`, training",
                 down="2 models",
                 up="a sketch of its update",
+            ),
+        ),
+    ),
+    "flux": Row(
+        flux,
+        "clusters found once, after some rounds, by statistics of the clients' features",
+        "Fenoglio et al., NeurIPS 2025",
+        small={"warmup_rounds": 1, "slots": 8},
+        newcomers=(
+            Newcomer(
+                "inputs",
+                "the cluster with the nearest statistics of all its features",
+                passes="1, forward",
+                down="2 models",
+                up="means and deviations of projected features",
+            ),
+            Newcomer(
+                "labels",
+                "the cluster with the nearest statistics of its features by class",
+                passes="1, forward",
+                down="2 models",
+                up="means and deviations of projected features by class",
+                options={"newcomers": "labelled"},
             ),
         ),
     ),

@@ -27,6 +27,7 @@ GIVEN = {
     ("fesem_ma", "prior_weight"): (1.0, {}),
     ("feddrift", "merge_threshold"): (0.4, {}),
     ("flhc", "threshold"): (0.6, {"num_clusters": None}),
+    ("flux", "threshold"): (0.6, {}),
     ("fedsoft", "smoother"): (0.01, {}),
     **{(name, option): (0.5, {}) for name in ("cfl", "layercfl", "adacfl") for option in ("eps1", "eps2", "gamma_max")},
 }
