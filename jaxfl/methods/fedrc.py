@@ -23,7 +23,7 @@ every round, with the new learners and without training; `method.join` does it o
 updates use s, or keep it constant as the official code's tests of unseen clients do (`newcomers="constant"`).
 
 A label that nearly nobody has at a learner has a tiny share there: the next row with it goes to that learner, so that
-labels can swing from one learner to another. `floor` bounds it.
+labels can swing from one learner to another. `count_floor` bounds it.
 
 The paper's text was not available: the rule is the official code's. Where that code differs from what is here: it sums
 the outputs of all learners of the largest omega; its variants with a weight of every row, Adam on q, noise on A and a
@@ -89,7 +89,7 @@ def fedrc(
     *,
     preset: Literal["paper", "official"] = "paper",
     num_clusters: int = 3,
-    floor: Traceable = 1e-8,
+    count_floor: Traceable = 1e-8,
     unseen_counts: Literal["none", "uniform"] | None = None,
     newcomers: Literal["shares", "constant"] | None = None,
     local_epochs: int = 1,
@@ -108,7 +108,7 @@ def fedrc(
         preset: `"paper"` or `"official"`; their values are in brackets below, in this order. Options that are
             given replace the preset's values.
         num_clusters: K: the number of learners.
-        floor: the least sum of A that s is made of, in rows.
+        count_floor: the least sum of A that s is made of, in rows.
         unseen_counts: A of clients that were never sampled: `"none"`, or `"uniform"`, 1 / L each (none, uniform).
         newcomers: the s of updates of omega without training: the `"shares"`, or `"constant"` (shares, constant).
         local_epochs: E.
@@ -130,8 +130,8 @@ def fedrc(
     """
     if num_clusters < 1:
         raise ValueError(f"num_clusters must be at least 1, got {num_clusters}.")
-    if is_known(floor) and not 0 < floor < np.inf:  # nor NaN
-        raise ValueError(f"floor must be above 0 and finite, got {floor}; 1e-8 is the official code's.")
+    if is_known(count_floor) and not 0 < count_floor < np.inf:  # nor NaN
+        raise ValueError(f"count_floor must be above 0 and finite, got {count_floor}; 1e-8 is the official code's.")
     if task.rows is not None and task.rows.kind != "classification":
         raise ValueError(f"task must be a classification for fedrc, got {task.rows}; take fedem.")
     chosen = base.from_preset(PRESETS, preset, unseen_counts=unseen_counts, newcomers=newcomers)
@@ -163,7 +163,7 @@ def fedrc(
         return sent, (loss, *found, finite)
 
     def round(key: Key, state: FedRCState, data: FederatedData, cohort: Cohort) -> tuple[FedRCState, Info]:
-        shares = log_label_shares(state.counts, floor)
+        shares = log_label_shares(state.counts, count_floor)
         totals, (loss, found, counted, finite) = over_clients(client, (key, state, shares, data), cohort)
         ids = jnp.where(cohort.mask, cohort.ids, data.num_clients)  # padding is written nowhere
         log_weights = state.log_weights.at[ids].set(found, mode="drop")
@@ -190,7 +190,7 @@ def fedrc(
 
     def known_shares(state: FedRCState) -> Array:
         """Returns log s `[K, L]` of updates of omega without training."""
-        shares = log_label_shares(state.counts, floor)
+        shares = log_label_shares(state.counts, count_floor)
         return jnp.zeros_like(shares) if chosen["newcomers"] == "constant" else shares
 
     def alone(models: Params, log_weights: Array, data: FederatedData, client: Array) -> Array:

@@ -221,8 +221,8 @@ def test_clients_join_with_a_step_of_their_weights(key):
     ("options", "words"),
     [
         ({"num_clusters": 0}, ("num_clusters", 0)),
-        ({"floor": 0.0}, ("floor", 0.0)),
-        ({"floor": float("nan")}, ("floor", "nan")),
+        ({"count_floor": 0.0}, ("count_floor", 0.0)),
+        ({"count_floor": float("nan")}, ("count_floor", "nan")),
         ({"local_epochs": 0}, ("local_epochs", 0)),
     ],
 )

@@ -25,6 +25,7 @@ GIVEN = {
     ("fedgroup", "proximal_weight"): (0.1, {}),
     ("fesem", "proximal_weight"): (0.2, {}),
     ("fesem_ma", "prior_weight"): (1.0, {}),
+    **{(name, "proximal_weight"): (0.1, {}) for name in ("ifca_cam", "fesem_cam", "wecfl_cam")},
     ("feddrift", "merge_threshold"): (0.4, {}),
     ("flhc", "threshold"): (0.6, {"num_clusters": None}),
     ("flux", "threshold"): (0.6, {}),
