@@ -30,7 +30,8 @@ def leading_coordinates(products: Array, count: int) -> tuple[Array, Array]:
     values, vectors = jnp.linalg.eigh(products)
     values, vectors = values[::-1][:count], vectors[:, ::-1][:, :count]
     absent = ((0, 0), (0, count - vectors.shape[1]))
-    return tuple(jnp.pad(found, absent) for found in (jnp.sqrt(jnp.maximum(values, 0))[None] * vectors, vectors))
+    coordinates = jnp.sqrt(jnp.maximum(values, 0))[None] * vectors
+    return jnp.pad(coordinates, absent), jnp.pad(vectors, absent)
 
 
 @functools.partial(jax.jit, static_argnames="num_clusters")
