@@ -126,7 +126,8 @@ class ResNet18(nn.Module):
         outputs = _conv(as_images(inputs), self.width, side, stride, "conv1")
         outputs = nn.relu(normalise(outputs, "bn1"))
         if self.stem == "torchvision":
-            outputs = nn.max_pool(outputs, (3, 3), (2, 2), [(1, 1), (1, 1)])
+            edged = jnp.pad(outputs, ((0, 0), (1, 1), (1, 1), (0, 0)))  # no output is below 0
+            outputs = nn.max_pool(edged, (3, 3), (2, 2))
         for stage, count in enumerate(self.blocks):
             for place in range(count):
                 stride = 2 if stage and not place else 1
