@@ -4,9 +4,9 @@
 raised.
 
 >>> [name for name, _ in complete_method("fese")]
-['fesem', 'fesem_ma']
+['fesem', 'fesem_ma', 'fesem_cam']
 >>> [name for name, _ in complete_method_list("ifca,cf")]
-['ifca,cfl']
+['ifca,cfl', 'ifca,cfl_gp']
 >>> complete_data("rotated-mn")
 ['rotated-mnist']
 """

@@ -10,7 +10,7 @@ RUN = "jaxfl run ifca --data rotated-digits --set"
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("jaxfl run fese", ["fesem", "fesem_ma"]),
+        ("jaxfl run fese", ["fesem", "fesem_ma", "fesem_cam"]),
         ("jaxfl plan ifca --data rotated-di", ["rotated-digits"]),
         (f"{RUN} weighting=", ["weighting=rows", "weighting=uniform"]),
         (f"{RUN} optimizer=ad", ["optimizer=adam", "optimizer=adamw"]),

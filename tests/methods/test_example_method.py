@@ -17,9 +17,9 @@ ROW = Row(example, "each client trains the best of K models", "-", {"num_cluster
 
 
 def test_the_battery_passes():
-    # its slots suffice, it keeps nothing for each client, serves models as they are, does not say what its server sees,
-    # and there may be one device
-    assert set(check_method(ROW)) <= {"growth", "rows per client", "adapt", "server sees", "devices"}
+    # its slots suffice, it keeps nothing for each client, serves models as they are, does not say what its server
+    # sees or its newcomers need, and there may be one device
+    assert set(check_method(ROW)) <= {"growth", "rows per client", "adapt", "server sees", "newcomers", "devices"}
 
 
 def test_it_is_short_and_named():
