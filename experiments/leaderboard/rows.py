@@ -112,6 +112,7 @@ ROWS = (
     # the paper's lambda = 15 and outer rate of 0.005 are for hundreds of rounds; at 1 / lambda w_i is theta_i
     Row("pfedme", "outer_rate", (0.2, 0.5, 1.0), (0.1,), passes=5.0, items=("proximal_weight=1.0",), apart=True),
     Row("fedamp", "proximal_weight", (0.1, 1.0, 10.0), (0.001, 0.01, 100.0)),
+    Row("pfedgraph", "concentration", (0.2, 0.8, 3.2), (0.05, 12.8)),
     Row("fedala", "mixing_rate", (0.1, 1.0, 10.0), (0.01, 100.0), beside=0.8),  # of 0.8 of the rows, for the head alone
     Row("fedproto", "prototype_weight", (0.1, 1.0, 10.0), (0.01, 100.0)),  # PFLlib has 10 for its mean over coordinates
     Row("knnper", "memory_weight", (0.25, 0.5, 0.75), (0.1, 0.9)),

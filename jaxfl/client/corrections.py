@@ -8,8 +8,10 @@ transformation refers to (an anchor, a correction) is passed to the update by na
 import math
 
 import jax
+import jax.numpy as jnp
 import optax
 
+from jaxfl import tree
 from jaxfl.schema import is_known
 from jaxfl.typing import Array, Params
 
@@ -79,5 +81,39 @@ def gradient_correction() -> optax.GradientTransformationExtraArgs:
         if correction is None:
             raise ValueError("correction must be passed to the update: a tree like the gradient, which is added to it.")
         return jax.tree.map(lambda u, c: u + c, updates, correction), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+def directional_pull(weight: float | Array) -> optax.GradientTransformationExtraArgs:
+    """Adds the gradient of `-weight * <direction, model> / ||model||`, whose steps turn a model towards the direction.
+
+    The term of pFedGraph. The update takes `direction`, a tree like the model, as extra argument. A model of zeros has
+    no direction, and is not turned.
+
+    Args:
+        weight: lambda; 0 adds nothing, and a negative one turns models away from the direction.
+
+    >>> turn, model = directional_pull(-1.0), {"w": jnp.array([3.0, 4.0])}
+    >>> zeros, towards = {"w": jnp.zeros(2)}, {"w": jnp.array([1.0, 0.0])}
+    >>> turn.update(zeros, turn.init(model), model, direction=towards)[0]["w"].round(6).tolist()
+    [0.128..., -0.096...]
+    """
+
+    def update(
+        updates: Params, state: optax.OptState, params: Params | None = None, *, direction: Params = None, **extra
+    ):
+        del extra
+        if direction is None:
+            raise ValueError("direction must be passed to the update: a tree like the model, which is turned to it.")
+        length = tree.norm(params)
+        unit = jax.tree.map(lambda leaf: leaf / jnp.where(length > 0, length, 1), params)
+        along = sum(jax.tree.leaves(jax.tree.map(lambda c, u: (c * u).sum(), direction, unit)))
+        strength = jnp.where(length > 0, weight / jnp.where(length > 0, length, 1), 0)
+
+        def turn(update: Array, c: Array, u: Array) -> Array:
+            return update - strength.astype(u.dtype) * (c - along * u)
+
+        return jax.tree.map(turn, updates, direction, unit), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)

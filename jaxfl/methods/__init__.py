@@ -66,6 +66,8 @@ from jaxfl.methods.newcomer import GLOBAL_MODEL, Newcomer
 from jaxfl.methods.pacfl import PRESETS as PACFL_PRESETS
 from jaxfl.methods.pacfl import pacfl as pacfl
 from jaxfl.methods.perfedavg import perfedavg as perfedavg
+from jaxfl.methods.pfedgraph import PRESETS as PFEDGRAPH_PRESETS
+from jaxfl.methods.pfedgraph import pfedgraph as pfedgraph
 from jaxfl.methods.pfedme import PRESETS as PFEDME_PRESETS
 from jaxfl.methods.pfedme import pfedme as pfedme
 from jaxfl.methods.reptile import feddist as feddist
@@ -307,6 +309,14 @@ PERSONAL: dict[str, Row] = {  # a model for each client, or a part of one
         "Huang et al., AAAI 2021",
         no_wire=SINGLE_MODELS,
         newcomers=(Newcomer("nothing", "the initial model"),),
+    ),
+    "pfedgraph": Row(
+        pfedgraph,
+        "personal models, mixed from those of the cohort by a graph of similar clients",
+        "Ye et al., ICML 2023",
+        presets=PFEDGRAPH_PRESETS,
+        no_wire=SINGLE_MODELS,
+        newcomers=(Newcomer("nothing", "the mean of all trained models"),),
     ),
 }
 

@@ -153,6 +153,7 @@ def test_what_was_not_done_is_said_with_its_option(name, options, fields, said):
         ("ifca", {}, {"cluster": np.where(FEW, 2, 0)}, {"sampled": FEW}, ("3 clients", "num_clusters", 4)),
         ("ifca", {}, {"cluster": np.where(FEW, 2, 0)}, {"sampled": ALL}, None),
         ("fedamp", {}, {"trained": ALL}, {"twice": False}, ("models", "twice")),
+        ("pfedgraph", {}, {}, {"twice": False}, ("models", "twice")),
         ("fedem", {}, {"log_weights": np.zeros((8, 3)) - np.log(3)}, {"twice": False}, ("weights", "twice")),
     ],
 )

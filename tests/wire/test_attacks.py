@@ -335,7 +335,7 @@ def test_every_method_with_a_wire_is_attacked_or_says_why_not(name, key):
     )
 
 
-@pytest.mark.parametrize("name", ["local", "fedamp", "robust", "fednova", "lg_fedavg"])
+@pytest.mark.parametrize("name", ["local", "fedamp", "pfedgraph", "robust", "fednova", "lg_fedavg"])
 def test_methods_without_a_wire_refuse(name, key):
     with pytest.raises(ValueError, match=mentions("attack", name, "alie", "sign-flip")):
         jaxfl.settings.options.route(name, "rotated-digits", ["attack=alie", "attackers=0.2"])

@@ -310,7 +310,10 @@ def test_contributions_of_a_pass_are_one_message(key):
 
 
 REFUSED = {
-    **{name: (METHODS[name].factory, METHODS[name].small, ("wired",)) for name in ("local", "fedamp", "robust")},
+    **{
+        name: (METHODS[name].factory, METHODS[name].small, ("wired",))
+        for name in ("local", "fedamp", "pfedgraph", "robust")
+    },
     **{
         name: (METHODS[name].factory, METHODS[name].small, ("wire", name))
         for name in ("fednova", "fedproto", "lg_fedavg")
