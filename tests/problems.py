@@ -11,6 +11,7 @@ from jaxfl import sampling
 from jaxfl.data import FederatedData, federate
 from jaxfl.data.clients import Batch
 from jaxfl.methods import Method
+from jaxfl.random import Stream, key_for
 from jaxfl.tasks import Task, contract, masked_mean
 
 # Not symmetric in any two coordinates: a symmetric problem hides a sign error or a transposed matrix.
@@ -58,6 +59,24 @@ def softmax_task(scale: float = 0.3) -> Task:
         return -jnp.take_along_axis(jax.nn.log_softmax(logits(model, batch) + offset), batch.y[:, None], 1)[:, 0]
 
     return Task(init, loss, logits, mix=contract.mix_classes, offset_losses=offset_losses)
+
+
+def tanh_task(width: int = 3) -> Task:
+    """A tanh layer `a` below the head `b`."""
+    shapes = (3, width), (2,), (width, 2)
+
+    def init(key):
+        draw = [jax.random.normal(key_for(key, Stream.INIT, i), shape) for i, shape in enumerate(shapes)]
+        return {"a": {"kernel": 0.5 * draw[0]}, "b": {"bias": 0.3 * draw[1], "kernel": 0.5 * draw[2]}}
+
+    def logits(model, batch: Batch):
+        return jnp.tanh(batch.x @ model["a"]["kernel"]) @ model["b"]["kernel"] + model["b"]["bias"][None]
+
+    def loss(model, batch: Batch, key=None):
+        chosen = jnp.take_along_axis(jax.nn.log_softmax(logits(model, batch)), batch.y[:, None], 1)[:, 0]
+        return masked_mean(-chosen, batch.mask)
+
+    return Task(init, loss, logits)
 
 
 def quadratic_task() -> Task:

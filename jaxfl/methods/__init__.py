@@ -40,6 +40,8 @@ from jaxfl.methods.fedgroup import fedgroup as fedgroup
 from jaxfl.methods.fednova import NO_WIRE as FEDNOVA_NO_WIRE
 from jaxfl.methods.fednova import PRESETS as FEDNOVA_PRESETS
 from jaxfl.methods.fednova import fednova as fednova
+from jaxfl.methods.fedpac import NO_WIRE as FEDPAC_NO_WIRE
+from jaxfl.methods.fedpac import fedpac as fedpac
 from jaxfl.methods.fedper import fedper as fedper
 from jaxfl.methods.fedproto import NO_WIRE as FEDPROTO_NO_WIRE
 from jaxfl.methods.fedproto import fedproto as fedproto
@@ -225,6 +227,13 @@ PERSONAL: dict[str, Row] = {  # a model for each client, or a part of one
         "FedPer with clients that train their head first, then the base",
         "Collins et al., ICML 2021",
         small={"personal": "bias", "head_epochs": 2},
+        newcomers=(Newcomer("nothing", "the shared base under the initial head"),),
+    ),
+    "fedpac": Row(
+        fedpac,
+        "a shared base with aligned features, under the best combination of all heads for each client",
+        "Xu et al., ICLR 2023",
+        no_wire=FEDPAC_NO_WIRE,
         newcomers=(Newcomer("nothing", "the shared base under the initial head"),),
     ),
     "fedrod": Row(

@@ -26,26 +26,7 @@ RATE, COHORT, PULL, WIDTH = 0.4, 4, 0.8, 3
 DATA = replace(problems.linear_federation(), held_out=np.arange(7) == 5)
 
 
-def two_layers():
-    """A tanh layer below the head, in float64."""
-
-    def init(key):
-        draw = [jax.random.normal(key_for(key, Stream.INIT, i), shape) for i, shape in enumerate(SHAPES)]
-        return {"a": {"kernel": 0.5 * draw[0]}, "b": {"bias": 0.3 * draw[1], "kernel": 0.5 * draw[2]}}
-
-    def logits(model, batch):
-        hidden = jax.numpy.tanh(batch.x @ model["a"]["kernel"])
-        return hidden @ model["b"]["kernel"] + model["b"]["bias"][None]
-
-    def loss(model, batch, key=None):
-        found = optax.softmax_cross_entropy_with_integer_labels(logits(model, batch), batch.y)
-        return jaxfl.tasks.masked_mean(found, batch.mask)
-
-    return jaxfl.tasks.Task(init, loss, logits)
-
-
-SHAPES = (3, WIDTH), (2,), (WIDTH, 2)
-TASK = two_layers()
+TASK = problems.tanh_task()
 
 
 @functools.cache  # tests share what they compile
