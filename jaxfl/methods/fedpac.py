@@ -47,6 +47,7 @@ from jaxfl.methods import base as contract
 from jaxfl.methods.base import Info, Method
 from jaxfl.methods.exposure import Seen, server_sees
 from jaxfl.methods.parts.heads import ClassSums, Features, class_sums, find_head, with_feature_term
+from jaxfl.methods.parts.personal import mix_rows
 from jaxfl.methods.parts.vectors import last_layer
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import Traceable, checked, is_known, is_zero
@@ -60,7 +61,7 @@ NO_WIRE = "its clients send heads and statistics of their features beside an upd
 
 
 class FeatureStatistics(NamedTuple):
-    """What a head of one client is worth to another one."""
+    """Statistics of a client's features under the received base: bias and variance of its head for others."""
 
     shares: Array  # H_i [L, d]
     variance: Array  # V_i []
@@ -186,10 +187,7 @@ def fedpac(
         sent = tree.take(rows, cohort.ids)  # [C, ...]
         sent = tree.where(valid, sent, jax.tree.map(jnp.zeros_like, sent))
         weights = combination_weights(statistics, valid)
-        mixed = jax.tree.map(
-            lambda leaf: jnp.tensordot(weights.astype(leaf.dtype), leaf, axes=1, precision="highest"), sent
-        )
-        heads = tree.put(rows, jnp.where(valid, cohort.ids, data.num_clients), mixed)
+        heads = tree.put(rows, jnp.where(valid, cohort.ids, data.num_clients), mix_rows(weights, sent))
         one = contract.shape_of(sent)
         info = contract.info(
             cohort,

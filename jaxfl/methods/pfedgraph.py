@@ -45,7 +45,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
 from jaxfl.methods.exposure import Seen, server_sees
-from jaxfl.methods.parts.personal import over_rows
+from jaxfl.methods.parts.personal import mix_rows, over_rows
 from jaxfl.methods.parts.vectors import compared_leaves
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import Traceable, checked, is_known, is_zero
@@ -163,8 +163,8 @@ def pfedgraph(
         sent = tree.where(valid, sent, jax.tree.map(jnp.zeros_like, sent))
         changes = jax.tree.map(lambda leaf, start: leaf - start[None], sent, state.initial)
         graph = collaboration_graph(changes, size, valid, concentration, threshold, compared)
-        mixed = mix_models(graph, sent)
-        direction = mix_models(graph, jax.vmap(direction_of)(sent)) if stored else ()
+        mixed = mix_rows(graph, sent)
+        direction = mix_rows(graph, jax.vmap(direction_of)(sent)) if stored else ()
         found = Collaborator(mixed, direction, size)
         own = tree.put(passed.rows, jnp.where(valid, cohort.ids, data.num_clients), found)
 
@@ -238,12 +238,3 @@ def collaboration_graph(
     shares = size / jnp.where(size.sum() > 0, size.sum(), 1)
     graph = jax.vmap(lambda one: project(shares + one / (2 * concentration), valid))(similarity)
     return jnp.where(valid[:, None], graph, 0)
-
-
-def mix_models(graph: Array, models: Params) -> Params:
-    """Returns `sum_j W_ij theta_j` `[C, ...]` of models `[C, ...]`.
-
-    >>> mix_models(jnp.array([[0.5, 0.5], [0.0, 1.0]]), {"w": jnp.array([[1.0], [3.0]])})["w"].tolist()
-    [[2.0], [3.0]]
-    """
-    return jax.tree.map(lambda leaf: jnp.tensordot(graph.astype(leaf.dtype), leaf, axes=1, precision="highest"), models)

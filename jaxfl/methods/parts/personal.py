@@ -80,6 +80,23 @@ def nothing_shared(chosen: Params) -> Shortfall | None:
     )
 
 
+def mix_rows(weights: Array, rows: Params) -> Params:
+    """Returns the weighted sums `sum_j weights_ij rows_j` `[C, ...]` of rows `[C, ...]`.
+
+    Args:
+        weights: `[C, C]`, 0 for rows that do not count.
+        rows: all finite, those that do not count too.
+
+    >>> mix_rows(jnp.array([[0.5, 0.5], [0.0, 1.0]]), {"w": jnp.array([[1.0], [3.0]])})["w"].tolist()
+    [[2.0], [3.0]]
+    """
+
+    def mix(leaf: Array) -> Array:
+        return jnp.tensordot(weights.astype(leaf.dtype), leaf, axes=1, precision="highest")
+
+    return jax.tree.map(mix, rows)
+
+
 def mark_trained(trained: Array, passed: RowsPass, data: FederatedData, cohort: Cohort) -> Array:
     """Returns bool `[N]` for clients that have ever trained their row, after a pass; without rows there is no step."""
     moved = passed.finite & (data.train.size[cohort.ids] > 0)
