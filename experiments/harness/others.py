@@ -3,12 +3,14 @@
 import dataclasses
 import json
 import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.harness.base import Cell, Experiment
 from jaxfl import files
-from jaxfl.settings import methods
+from jaxfl.data import bounded
+from jaxfl.settings import methods, user_code
 
 FILE = "methods.json"  # of a folder of results: those that have a row there, with their items
 TRAINING = ("local_epochs", "batch_size", "weighting")  # options of methods that a table sets for all of its rows
@@ -65,12 +67,49 @@ def remember(folder: Path, method: str, items: Sequence[str]) -> None:
 
 
 def remembered(folder: Path) -> dict[str, list[str]]:
-    """Returns the methods that have a row in a folder of results, and their items."""
-    return json.loads((folder / FILE).read_text(encoding="utf-8")) if (folder / FILE).is_file() else {}
+    """Returns the methods that have a row in a folder of results, and their items.
+
+    Raises:
+        ValueError: the file is another one; the message names it.
+    """
+    path = folder / FILE
+    if not path.exists():
+        return {}
+    try:
+        found = bounded.read_object(path)
+        if not all(isinstance(items, list) and all(isinstance(one, str) for one in items) for items in found.values()):
+            raise ValueError("it must have a list of options for each method")
+        if unknown := [method for method in found if not methods.is_method(method)]:
+            raise ValueError(f"there is no method {unknown[0]!r}")
+    except ValueError as error:
+        raise ValueError(
+            f"{path} must be the list of methods that jaxfl reproduce --method writes, and is not ({error}); choose "
+            "another folder, or move that file away."
+        ) from error
+    return found
 
 
-def with_remembered(experiment: Experiment, folder: Path) -> Experiment:
-    """Returns the experiment with a row for each method that has one in a folder of results."""
+def with_remembered(experiment: Experiment, folder: Path, named: Sequence[str] = ()) -> Experiment:
+    """Returns the experiment with a row for each method that has one in a folder of results.
+
+    The folder may be of somebody else: a method in a file is executed only where the call names it.
+
+    Args:
+        experiment: of a paper.
+        folder: of the results.
+        named: the methods that the call names.
+
+    Warns:
+        UserWarning: the row of a method in a file is left out, since the call does not name it.
+    """
+    own = {user_code.run_label(method): method for method in named}
     for method, items in remembered(folder).items():
-        experiment = with_method(experiment, method, items)
+        if user_code.is_address(method) and user_code.run_label(method) not in own:
+            warnings.warn(
+                f"{folder / FILE} has the method {method}, whose file is executed only if you name it; its row is left "
+                f"out, add --method {method} if you trust the file.",
+                stacklevel=2,
+            )
+            continue
+        experiment = with_method(experiment, own.get(user_code.run_label(method), method), items)
     return experiment

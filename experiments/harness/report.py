@@ -224,13 +224,16 @@ def _save(figure: Any, out: Path, name: str, text: str) -> page.Picture:
     return page.Picture(file, text)
 
 
-def reports(name: str | None = None, scale: str | None = None, out: Path | None = None) -> str:
+def reports(
+    name: str | None = None, scale: str | None = None, out: Path | None = None, methods: Sequence[str] = ()
+) -> str:
     """Writes the reports that are asked for.
 
     Args:
         name: of an experiment; None is all.
         scale: None is every scale that has results, or `laptop` where none has.
         out: the folder that `reproduce --out` wrote to; it needs a name and a scale.
+        methods: in files, whose rows are shown too; the files are executed.
 
     Returns:
         The tables and where the reports lie, as Markdown.
@@ -246,7 +249,7 @@ def reports(name: str | None = None, scale: str | None = None, out: Path | None 
         for one in [scale] if scale is not None else made or ["laptop"]:
             experiment.scale(one)
             folder = experiment.results(one) if out is None else out
-            whole = others.with_remembered(experiment, folder)
+            whole = others.with_remembered(experiment, folder, methods)
             written, entries = write(whole, one, folder), collect(whole, one, folder)
             blocks = [block for table in tables(entries) for block in (page.Text(table), comparison(entries, table))]
             heading = page.Heading(1, f"{experiment.name}, {one}")

@@ -84,6 +84,7 @@ def reproduce(
     experiment = base.load(name)
     folder = experiment.results(scale) if out is None else out
     report.check_folder(experiment, folder)
+    others.remembered(folder)  # refused here if it is of something else
     for file in (results.RESULTS, results.FAILURES):
         results.check_file(folder / file)
     arguments = {"experiment": name, "scale": scale, "data_dir": data_dir, "only": only, "seeds": seeds}
@@ -123,7 +124,8 @@ def reproduce(
         except Exception as error:  # as above
             failed += 1
             _say(console, f"{study.label} failed: {type(error).__name__}: {error}", style="red")
-    written = report.write(others.with_remembered(experiment, folder), scale, folder)
+    named = [] if method is None else [method]
+    written = report.write(others.with_remembered(experiment, folder, named), scale, folder)
     made = f"{len(missing) - failed} made, {len(wanted) - len(missing)} were there, {failed} failed"
     _say(console, f"{name}, {scale}: {made}; {written}", style="red" if failed else None)
     return 1 if failed else 0

@@ -585,12 +585,20 @@ def report_command(
         typer.Option(help="smoke, laptop or paper. Default every scale that has results.", show_default=False),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder that reproduce --out has written.", metavar="DIR")] = None,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--method",
+            help="Also show the row of this [bold]FILE.py:FACTORY[/], whose file is executed. Can be repeated.",
+            metavar="METHOD",
+        ),
+    ] = None,
     clone: Clone = None,
 ) -> None:
     """Compare the results with the numbers of the papers: tables, pictures and a page. Nothing is trained."""
     streams.results_are_in_files()
     with reported_errors():
-        experiments.report(name, scale, out, clone)
+        experiments.report(name, scale, out, methods or (), clone)
 
 
 bench = typer.Typer(

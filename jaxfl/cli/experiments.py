@@ -3,6 +3,7 @@
 import importlib
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -99,13 +100,14 @@ def reproduce(name: str, scale: str, *, seeds: str | None, clone: Path | None, *
     return import_experiments("harness.run", clone).reproduce(name, scale, seeds=chosen, **given)
 
 
-def report(name: str | None, scale: str | None, out: Path | None, clone: Path | None) -> None:
+def report(name: str | None, scale: str | None, out: Path | None, methods: Sequence[str], clone: Path | None) -> None:
     """Writes the reports of experiments, and prints their paths.
 
     Args:
         name: of one experiment; None reports all.
         scale: of the results; None reports every scale that has some.
         out: folder that `reproduce` has written to, if not the experiment's own.
+        methods: in files, whose rows are shown too.
         clone: as for `find_experiments`.
     """
-    print(import_experiments("harness.report", clone).reports(name, scale, out), end="")
+    print(import_experiments("harness.report", clone).reports(name, scale, out, methods), end="")

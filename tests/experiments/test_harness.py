@@ -468,6 +468,30 @@ def test_a_folder_with_files_of_something_else_is_refused(name, small, tmp_path,
     assert [one for one in tmp_path.rglob("*") if one.is_file()] == [path] and path.read_text() == "mine\n"
 
 
+def test_a_folder_of_results_executes_no_method_that_is_not_named(small, tmp_path, monkeypatch):
+    own, mark = tmp_path / "own.py", tmp_path / "executed"
+    own.write_text(f"open({str(mark)!r}, 'w').close()\nfrom jaxfl.methods import fedavg as make\n")
+    (tmp_path / "methods.json").write_text(json.dumps({f"{own}:make": []}))
+    with pytest.warns(UserWarning, match=mentions(f"{own}:make", "--method")):
+        said = report.reports("small", "paper", tmp_path)
+    assert "own.py" not in said and not mark.exists()
+    with pytest.warns(UserWarning, match=mentions(f"{own}:make", "--method")):
+        run.reproduce("small", "paper", out=tmp_path, only="ifca")
+    assert not mark.exists()
+    said = report.reports("small", "paper", tmp_path, [f"{own}:make"])
+    assert "own.py:make" in said and mark.exists()
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "mine", "[" * 10_000, '{"fedavg": "mine"}', '{"mine": []}'])
+def test_another_file_is_no_list_of_methods(text, small, tmp_path):
+    path = tmp_path / "methods.json"
+    path.write_text(text)
+    for act in (report.reports, lambda *where: run.reproduce("small", "paper", out=tmp_path, method="fesem")):
+        with pytest.raises(ValueError, match=mentions(str(path))):
+            act("small", "paper", tmp_path)
+    assert [*tmp_path.rglob("*")] == [path] and path.read_text() == text
+
+
 def test_numbers_of_the_report(small, tmp_path):
     run.reproduce("small", "paper", out=tmp_path)
     fedavg, ifca = entries.collect(base.load("small"), "paper", tmp_path)
