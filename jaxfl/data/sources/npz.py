@@ -195,12 +195,12 @@ def _source_from_arrays(path: Path, arrays: Mapping[str, np.ndarray], file_names
     )
 
 
-def read(path: Path, wanted: Collection[str]) -> tuple[dict[str, np.ndarray], list[str]]:
+def read(path: Path, wanted: Collection[str] | None) -> tuple[dict[str, np.ndarray], list[str]]:
     """Returns arrays of an npz file by name, and the names of all its arrays.
 
     Args:
         path: path of the file.
-        wanted: names of the arrays to read, of which some may be missing in the file.
+        wanted: names of the arrays to read, of which some may be missing in the file; None reads all.
 
     Raises:
         ValueError: the file is not an npz file, is damaged, has Python objects, or unpacks to too many bytes, see
@@ -217,13 +217,13 @@ def save(source: Source, path: str | Path, *, origin: dict[str, Any] | None = No
 
     Args:
         source: the source.
-        path: path of the file, which is replaced if it exists.
+        path: path of the file; one that is there must have the same examples.
         origin: `{"source": name, "options": {...}}`, the origin of the examples; `find_converted` compares it.
             None stands for the source's own name without options.
 
     Raises:
         ValueError: a field has Python objects or does not fit the others, the origin is not of that form, or the source
-            depends on training rows.
+            depends on training rows, or there is another file.
 
     >>> import tempfile
     >>> source = Source("two", np.zeros((2, 4, 4), np.uint8), np.array([0, 1]), 2, class_names=("no", "yes"))
@@ -252,6 +252,8 @@ def save(source: Source, path: str | Path, *, origin: dict[str, Any] | None = No
         if array.dtype.kind not in "biufSU":
             raise ValueError(f"{key} of {source.name} must be numbers or strings, got {array.dtype}; convert it first.")
     _source_from_arrays(path, arrays, {})  # raises an error for a file that could not be loaded
+    if os.path.lexists(path) and not _has_arrays(path, arrays):  # of files of other content, such as another `npz`
+        raise _target_error(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as stream:
         np.savez_compressed(stream, allow_pickle=False, **arrays)
@@ -276,10 +278,29 @@ def check_target(path: Path, origin: Mapping[str, Any]) -> None:
         arrays = read(path, ("origin",))[0] if path.is_file() else {}
         found = _parse_origin(path, arrays["origin"]) if arrays else {}
     if {key: found.get(key) for key in ("source", "options")} != json.loads(json.dumps(dict(origin))):
-        raise ValueError(
-            f"save must be a new file, or one with the same examples, got {str(path)!r}, which is another; choose "
-            "another name, or move that file away."
-        )
+        raise _target_error(path)
+
+
+def _has_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> bool:
+    """Returns whether a file has these arrays, bit for bit, and no others."""
+    found, _ = read(path, None)
+
+    def bits(array: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(array).view(np.uint8)
+
+    return found.keys() == arrays.keys() and all(
+        (found[key].dtype, found[key].shape) == (array.dtype, array.shape)
+        and np.array_equal(bits(found[key]), bits(array))
+        for key, array in arrays.items()
+    )
+
+
+def _target_error(path: Path) -> ValueError:
+    """Returns the error of a file that may not be written."""
+    return ValueError(
+        f"save must be a new file, or one with the same examples, got {str(path)!r}, which is another; choose another "
+        "name, or move that file away."
+    )
 
 
 def find_converted(name: str, data_dir: Folder, options: Mapping[str, Any]) -> Path | None:
