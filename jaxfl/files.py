@@ -242,7 +242,12 @@ def copy_path(folder: Path, name: str, checksum: str) -> Path:
     >>> copy_path(Path("runs"), "start.safetensors", "0a1b2c3d").as_posix()
     'runs/weights-0a1b2c3d/start.safetensors'
     """
-    return folder / name if name.endswith(".py") else folder / f"weights-{checksum}" / name
+    return folder / name if is_beside(name) else folder / f"weights-{checksum}" / name
+
+
+def is_beside(name: str) -> bool:
+    """Returns whether the copy of a user's file is beside the files of the run, and not in a folder of its own."""
+    return name.endswith(".py")
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from jaxfl import plots
 from jaxfl.analysis.comparison import deviation
 from jaxfl.data.catalog import user_files
 from jaxfl.data.clients import FederatedData
-from jaxfl.files import checksum, keep_copy, real_path, user_path, write_text
+from jaxfl.files import checksum, is_beside, keep_copy, own_names, real_path, user_path, write_text
 from jaxfl.methods.base import Method
 from jaxfl.models.weights import check_weights
 from jaxfl.plots.style import import_matplotlib, write_picture
@@ -95,9 +95,9 @@ class Job(NamedTuple):
 
     def outputs(self) -> tuple[str, ...]:
         """Returns the names of the files that are written into the folder, beside those of every run."""
-        files = self.settings.files().items()  # the copy of weights has a folder of its own
-        copies = [path.name for owner, path in files if owner != "weights" and not self._is_copy(path)]
-        return (CONFIG, SUMMARY, CLIENTS, *PICTURES, *copies, *self.beside)
+        files = self.settings.files().values()
+        copies = [path.name for path in files if is_beside(path.name) and not self._is_copy(path)]
+        return (CONFIG, SUMMARY, CLIENTS, *(PICTURES if self.pictures else ()), *copies, *self.beside)
 
     def _is_copy(self, path: Path) -> bool:
         """Returns whether a user's file is in the folder of the run already."""
@@ -199,6 +199,8 @@ def check(job: Job) -> None:
     check_min_sum(job.settings.run.get("min_sum", 1))
     options.finetune(job.settings)
     options.schedule(job.settings)
+    if job.out is not None:
+        _check_copies(job)
     if directory := job.directory():
         if below := processes.by_first(lambda: _seeds_in(directory)):
             raise ValueError(
@@ -215,6 +217,22 @@ def check(job: Job) -> None:
                     "which is read; choose another directory."
                 )
         schedule.check_done(directory.done())
+
+
+def _check_copies(job: Job) -> None:
+    """Checks that the copies of a user's files are different files of the run's folder.
+
+    Raises:
+        ValueError: two files have one name, and another content.
+    """
+    named: dict[str, tuple[str, Path]] = {}
+    for owner, path in job.settings.files().items():
+        other, first = named.setdefault(path.name, (owner, path))
+        if is_beside(path.name) and first.read_bytes() != path.read_bytes():
+            raise ValueError(
+                f"{owner} and {other} must be in files of different names, whose copies are kept in out, got "
+                f"{str(path)!r} and {str(first)!r}; rename one of them, or write both into one file."
+            )
 
 
 def _seeds_in(directory: RunDirectory) -> list[str]:
@@ -387,7 +405,7 @@ def _write_result(job: Job, result: Result) -> Result:
                 with directory.name_disk_errors("all but the pictures is kept"):
                     if job.pictures:
                         write_picture(draw(result), directory.path / name, dpi=DPI, command="run")
-                    else:  # one of fewer rounds
+                    elif name in (own_names(directory.path) or ()):  # one of fewer rounds
                         (directory.path / name).unlink(missing_ok=True)
     except Exception:  # what cannot be drawn takes nothing of the run
         directory.write_summary(summary)

@@ -282,3 +282,49 @@ def test_a_file_of_another_program_with_a_few_of_the_same_keys_is_no_run(files, 
 def test_a_loop_of_links_is_one_line(tmp_path):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     assert re.search(mentions("out", "loop"), refused("run", "fedavg", *SMALL, "--out", tmp_path / "loop"))
+
+
+def test_copies_of_files_with_one_name_are_refused(tmp_path, never_compiles):
+    method, task, out = tmp_path / "a" / "own.py", tmp_path / "b" / "own.py", tmp_path / "out"
+    for path, text in {method: OWN, task: "from jaxfl import classification as task\n"}.items():
+        path.parent.mkdir()
+        path.write_text(text)
+    words = ["run", f"{method}:factory", *SMALL, "--set", f"task={task}:task", "--out", out]
+    assert re.search(mentions("method", "task", str(method), str(task)), refused(*words))
+    assert not out.exists()
+
+
+def test_weights_that_are_called_as_a_program_replace_none(finished, tmp_path, never_compiles):
+    out, weights = tmp_path / "out", tmp_path / "own.py"
+    out.mkdir()
+    (out / "own.py").write_text("mine")
+    jaxfl.load(finished).export(weights, client=0)
+    assert re.search(
+        mentions("out", "own.py"), refused("run", "fedavg", *SMALL, "--set", f"weights={weights}", "--out", out)
+    )
+    assert (out / "own.py").read_text() == "mine"
+
+
+def test_pictures_that_a_run_has_not_drawn_are_the_users(finished, tmp_path):
+    out, words = tmp_path / "out", ["run", "fedavg", *SMALL, "--resume"]
+    assert command(*words, "--out", out, "--no-pictures").exit_code == 0
+    (out / "clusters.png").write_text("mine")
+    more = [*words, "--out", out, "--rounds", "2"]
+    assert command(*more, "--no-pictures").exit_code == 0
+    assert re.search(mentions("out", "clusters.png"), refused(*more))
+    assert (out / "clusters.png").read_text() == "mine"
+    shutil.copytree(finished, tmp_path / "drawn")  # its own, of fewer rounds, are removed
+    assert command(*words, "--out", tmp_path / "drawn", "--rounds", "2", "--no-pictures").exit_code == 0
+    assert not (tmp_path / "drawn" / "clusters.png").exists()
+
+
+def test_the_examples_of_another_file_are_not_replaced(tmp_path):
+    copy = tmp_path / "copy.npz"
+    for name in "ab":
+        labels = np.arange(20) % 2
+        np.savez(tmp_path / f"{name}.npz", x=np.full((20, 3), ord(name), np.float32), y=labels)
+    words = ["data", "iid-npz", "--save", copy, "--data-dir"]
+    assert command(*words, tmp_path / "a.npz").exit_code == command(*words, tmp_path / "a.npz").exit_code == 0
+    before = copy.read_bytes()
+    assert re.search(mentions("save", str(copy)), refused(*words, tmp_path / "b.npz"))
+    assert copy.read_bytes() == before
