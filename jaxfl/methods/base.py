@@ -133,9 +133,21 @@ class Shortfall(Protocol):
         ...
 
 
+class Check(Protocol):
+    """The type of `Method.check`."""
+
+    def __call__(self, data: FederatedData, cohort: int) -> None:
+        """Raises ValueError if the method cannot do on a federation, with cohorts of this size, what it promises."""
+        ...
+
+
 def keep_clusters(key: Key, state: Any, data: FederatedData, cohort: Cohort) -> Any:
     """Returns the state unchanged: clients are served the model of the cluster that they last trained in."""
     return state
+
+
+def check_nothing(data: FederatedData, cohort: int) -> None:
+    """Does nothing: the method takes every federation that its task takes."""
 
 
 class Method(NamedTuple):
@@ -174,6 +186,8 @@ class Method(NamedTuple):
             sets it; None if it is not declared, and a method that needs to know is then refused.
         privacy: of a wired method with noise, the part that a run needs to choose its sampler and to account for its
             rounds, see `jaxfl.wire.privacy.PrivateRounds`; None of other methods.
+        check: `(data, cohort) -> None`, called on the host before a run is compiled, with the number of clients in a
+            cohort: raises ValueError if the method cannot do on this federation what it promises.
     """
 
     init: Init
@@ -190,6 +204,7 @@ class Method(NamedTuple):
     adapt: Adapt | None = None
     server_sees: ServerSees | None = None
     privacy: Any = None
+    check: Check = check_nothing
 
 
 class Row(NamedTuple):

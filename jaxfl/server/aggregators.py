@@ -38,6 +38,49 @@ class OfCoordinates(NamedTuple):
         return self.aggregate(updates, labels, num_clusters)
 
 
+class Krum(NamedTuple):
+    """Krum or Multi-Krum, which is proved for n > 2 f + 2 members of which f attack.
+
+    Attributes:
+        aggregate: the aggregator.
+        name: `"krum"` or `"multikrum"`, for messages.
+        share: of the members that may be attackers.
+    """
+
+    aggregate: Aggregator
+    name: str
+    share: float
+
+    def __call__(self, updates: Array, labels: Array, num_clusters: int) -> Array:
+        """Returns the aggregate `[K, d]`."""
+        return self.aggregate(updates, labels, num_clusters)
+
+    def check(self, attackers: int, clients: int, cohort: int) -> None:
+        """Raises ValueError if the condition cannot hold in a run, even if all clients are in one cluster.
+
+        Args:
+            attackers: clients of the federation that attack.
+            clients: clients of the federation that train.
+            cohort: clients of a round.
+        """
+        given, assumed = f"{self.name}:{self.share:g}", _num_attackers(self.share, cohort)
+        if cohort < 2 * assumed + 3:
+            lower = math.floor(100 * ((cohort - 3) // 2) / cohort) / 100
+            take = f"take {self.name}:{lower:g}, or a larger cohort" if cohort >= 3 else "take a larger cohort"
+            raise ValueError(
+                "aggregator must have n > 2 f + 2 for the n clients of a cohort, of which f = floor(share n) attack, "
+                f"got {given} with n = {cohort} and f = {assumed}; {take}."
+            )
+        if attackers > max(round(self.share * clients), self.share > 0):  # as many as attackers=SHARE chooses
+            higher = math.ceil(100 * attackers / clients) / 100
+            holds = cohort >= 2 * _num_attackers(higher, cohort) + 3
+            take = f"take {self.name}:{higher:g}, or fewer attackers" if holds else "take fewer attackers"
+            raise ValueError(
+                f"aggregator must have a share that is at least that of the attackers, got {given} with {attackers} of "
+                f"{clients} clients that attack; {take}."
+            )
+
+
 class NormBound(NamedTuple):
     """The largest norm of an update that a server takes."""
 
@@ -75,8 +118,10 @@ def geometric_median(steps: int = 8) -> Aggregator:
     return lambda updates, labels, count: centres.geometric_median(updates, labels, _zeros(updates, count), steps=steps)
 
 
-def krum(share: float) -> Aggregator:
+def krum(share: float) -> Krum:
     """Returns Krum; with less than four members it means little, since an update has hardly a neighbour.
+
+    Runs are refused whose cohorts are too small for the share, or whose attackers are more.
 
     Args:
         share: of the members that may be attackers, from 0 and below 0.5.
@@ -87,7 +132,7 @@ def krum(share: float) -> Aggregator:
     return _krum("krum", share, lambda members, attackers: jnp.minimum(members, 1))
 
 
-def multi_krum(share: float) -> Aggregator:
+def multi_krum(share: float) -> Krum:
     """Returns Multi-Krum.
 
     Args:
@@ -139,7 +184,7 @@ def norm_bound(radius: float) -> NormBound:
     return NormBound(radius)
 
 
-def _krum(name: str, share: float, num_chosen: Callable[[Array, Array], Array]) -> Aggregator:
+def _krum(name: str, share: float, num_chosen: Callable[[Array, Array], Array]) -> Krum:
     """Returns the mean of the `num_chosen(n, f)` updates of each cluster that are best by Krum's sum.
 
     Distances are of differences: a product of all updates would lose those among honest clients to one that is huge.
@@ -169,7 +214,12 @@ def _krum(name: str, share: float, num_chosen: Callable[[Array, Array], Array]) 
         chosen = rank < num_chosen(members, attackers)[slot]
         return centres.mean(updates, jnp.where(chosen, labels, -1), _zeros(updates, count))
 
-    return aggregate
+    return Krum(aggregate, name, share)
+
+
+def _num_attackers(share: float, members: int) -> int:
+    """Returns f of a cluster with some members."""
+    return int(centres.trim_counts(share, members)[members])
 
 
 def _zeros(updates: Array, count: int) -> Array:

@@ -143,6 +143,7 @@ def footprint(
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {seeds}.")
     check_learns(method.task, data)
+    method.check(data, sampling.cohort_size(cohort, data))
     if method.privacy is not None and method.privacy.privacy.noise is None:
         method = method.privacy.with_noise(1.0)
     sampler, size = cohorts_of(private_sampler(method, sampler), cohort, data)

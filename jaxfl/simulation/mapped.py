@@ -143,6 +143,8 @@ def run_mapped(
     if not isinstance(methods[0], Method):
         raise ValueError(f"make must return a method from a factory of jaxfl.methods, got {methods[0]!r}.")
     check_learns(methods[0].task, data)
+    for method in methods:
+        method.check(data, sampling.cohort_size(cohort, data))
     sampler, size = cohorts_of(private_sampler(methods[0], sampler), cohort, data)
     keys = [jax.random.key(one) for one in seeds]
     stacked = keys[0] if len(keys) == 1 else jnp.stack(keys)

@@ -170,6 +170,8 @@ def run(
         return Path(checkpoint_dir, f"seed-{number}") if several else Path(checkpoint_dir)
 
     size = cohort_size(cohort, first)
+    for federation in federations:
+        method.check(federation, size)
     sampler, places = cohorts_of(private_sampler(method, sampler), cohort, first)
     prepared = Prepared.of(method, first, places, plan=plan, devices=devices, resident=resident, seeds=len(numbers))
     folders = [folder for folder in map(folder_of, numbers) if resume and folder is not None]

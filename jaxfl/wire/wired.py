@@ -29,17 +29,18 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxfl import tree
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.conditions import CANARY
-from jaxfl.methods.base import Info, Method, Round
+from jaxfl.methods.base import Info, Method, Round, clients_to_train
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import quoted
 from jaxfl.server import aggregate
 from jaxfl.server.aggregate import Contribution, Total
-from jaxfl.server.aggregators import Aggregator, NormBound, OfCoordinates
+from jaxfl.server.aggregators import Aggregator, Krum, NormBound, OfCoordinates
 from jaxfl.server.wire_context import activated
 from jaxfl.typing import Array, Key, Params
 from jaxfl.wire.attacks import Collusion, collusion_of
@@ -116,6 +117,13 @@ def wired(
                 "would be dropped; lower min_sum or take a larger cohort."
             )
 
+    def check(data: FederatedData, cohort: int) -> None:
+        method.check(data, cohort)
+        if isinstance(aggregator, Krum):
+            attack = None if data.attack is None or data.attack.kind == CANARY else data.attack
+            attackers = 0 if attack is None else int(np.sum(attack.attacker))
+            aggregator.check(attackers, int(clients_to_train(data).sum()), cohort)
+
     def round(key: Key, state: Any, data: FederatedData, cohort: Cohort) -> tuple[Any, Info]:
         check_cohort(cohort)
         return round_wire(key, state, data).run(method.round, key, state, data, cohort)
@@ -152,9 +160,9 @@ def wired(
         return state, info, tuple(wire.memory)
 
     if error_feedback:
-        return with_memory(method, Remembering(lengths, round_with_memory))
+        return with_memory(method._replace(check=check), Remembering(lengths, round_with_memory))
     if privacy is None:
-        return method._replace(round=round)
+        return method._replace(round=round, check=check)
 
     def with_noise(noise: float) -> Method:
         return wired(method, channel=channel, privacy=dataclasses.replace(privacy, noise=noise, epsilon=None))

@@ -73,6 +73,33 @@ def test_a_minority_that_is_far_away_moves_little(name, key):
         assert (found >= honest.min(0)).all() and (found <= honest.max(0)).all()
 
 
+@pytest.mark.parametrize(
+    ("aggregator", "members", "far", "radii"),
+    [
+        (median(), 9, 4, 1),
+        (trimmed_mean(0.4), 10, 4, 1),
+        (krum(0.34), 9, 3, 1),
+        (multi_krum(0.34), 9, 3, 1),
+        (geometric_median(steps=100), 9, 4, 10),  # 2 (n - f) / (n - 2 f)
+        (centred_clip(0.5), 9, 4, 3),  # three steps of at most the radius
+    ],
+    ids=["median", "trimmed", "krum", "multikrum", "geomedian", "cclip"],
+)
+def test_as_many_attackers_as_an_aggregator_stands_move_it_little(aggregator, members, far, radii, key):
+    """All at one point; one more moves a median and a trimmed mean to it."""
+    honest = np.asarray(jax.random.uniform(key, (members, 5), minval=-0.2, maxval=0.2))
+    points = np.where(np.arange(members)[:, None] < members - far, honest, 1e6)
+    found = aggregated(aggregator, points, [0] * members, 1)[0]
+    if radii == 1:  # in the range of the honest
+        assert (found >= honest.min(0)).all() and (found <= honest.max(0) * (1 + 1e-6)).all()
+    else:
+        radius = 0.5 if radii == 3 else np.linalg.norm(honest, axis=1).max()
+        assert np.linalg.norm(found) <= radii * radius * (1 + 1e-5)
+    if aggregator.__class__ is type(median()):
+        points[0] = 1e6
+        assert (aggregated(aggregator, points, [0] * members, 1)[0] > 1e5).all()
+
+
 @pytest.mark.parametrize("make", [krum, multi_krum, trimmed_mean, centred_clip, norm_bound])
 @pytest.mark.parametrize("number", [-0.1, 0.6, float("nan")])
 def test_numbers_out_of_range_are_refused(make, number):

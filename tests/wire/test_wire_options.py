@@ -10,7 +10,14 @@ from jaxfl.analysis.comparison import compare
 from jaxfl.cli import tables
 from jaxfl.cli.app import app
 from jaxfl.settings import options
+from jaxfl.simulation.prepared import Prepared
 from tests.messages import mentions
+
+SMALL = ("num_clients=10", "rows_per_client=20", "model=logistic")
+
+
+class Compiled(Exception):
+    """Raised in place of a run."""
 
 
 @pytest.mark.parametrize(
@@ -36,6 +43,34 @@ def test_wrong_wires_are_refused_before_anything_is_loaded(items, words):
     with pytest.raises(ValueError, match=mentions(*words)):
         settings = options.route("fedavg", "rotated-mnist", items)
         options.channel(settings), options.aggregator(settings)
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "items", "words"),
+    [
+        ("krum:0.4", (), ("aggregator", "krum:0.4", 8, "krum:0.25")),  # 2 * 3 + 2 of 8
+        ("multikrum:0.4", (), ("aggregator", "multikrum:0.4", 8, "multikrum:0.25")),
+        ("krum:0", ("attack=ipm", "attackers=0.1"), ("attackers", "krum:0", 1, 10, "krum:0.1")),
+        ("multikrum:0.2", ("attack=sign-flip", "attackers=0.3"), ("attackers", "multikrum:0.2", 3, "multikrum:0.3")),
+        ("krum:0.2", ("attack=label-flip", "attackers=0.4"), ("krum:0.2", 4, "take fewer")),  # and not 0.4
+        ("krum:0.2", ("attack=sign-flip", "attackers=0.2"), ()),
+        ("krum:0.25", ("attack=sign-flip", "attackers=0.2", "held_out=0.2"), ()),  # 2 of 8 that train
+        ("krum:0", ("attack=canary", "attackers=0.5"), ()),
+        ("median", ("attack=sign-flip", "attackers=0.4"), ()),
+    ],
+)
+def test_what_breaks_krum_is_refused_in_one_line_before_compilation(aggregator, items, words, monkeypatch):
+    def stopped(*_, **__):
+        raise Compiled
+
+    monkeypatch.setattr(Prepared, "of", stopped)
+    items = [*SMALL, f"aggregator={aggregator}", *items]
+    call = ["run", "fedavg", "--data", "iid-digits", "--rounds", "1", "--cohort", "8"]
+    result = CliRunner().invoke(app, [*call, *(word for item in items for word in ("--set", item))])
+    assert (result.exit_code, isinstance(result.exception, Compiled)) == ((2, False) if words else (1, True))
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == bool(words)
+    assert not words or re.search(mentions(*words), errors[0])
 
 
 @pytest.mark.parametrize(("method", "item"), [("local", "clip=1"), ("fedamp", "compress=sign"), ("robust", "clip=2")])
