@@ -12,6 +12,7 @@ from jaxfl.data import catalog
 from jaxfl.files import real_path, user_path
 from jaxfl.settings import options, user_code
 from jaxfl.settings.removed import removed_defaults
+from jaxfl.settings.switches import unused_options
 from jaxfl.simulation.records.directory import CONFIG, HISTORY, SUMMARY, RunDirectory
 from jaxfl.simulation.records.history import History
 from jaxfl.simulation.records.identity import DATA_CHECKSUM
@@ -190,8 +191,9 @@ def setting_names(
     """Returns a name for each of several settings: its method, and the options in which it differs from the others.
 
     An option is named where settings of one method on one data set differ in it; where settings of other methods or on
-    other data sets differ in it, unless it has its usual value. Empty values, such as none, are left out. Names that
-    are equal then have all options in which they differ.
+    other data sets differ in it, unless it has its usual value. Empty values, such as none, and options that do not
+    count, such as those of an attack where there is none, are left out. Names that are equal then have all options in
+    which they differ.
 
     Args:
         settings: the method and all options of each.
@@ -212,6 +214,7 @@ def setting_names(
     ['fedavg', 'fedavg', 'ifca']
     """
     usual = usual or [{} for _ in settings]
+    unused = [_unused_keys(one) for one in settings]
     federations = [_data_entries(one) if by_data else "" for one in settings]
     if by_data:
         settings = [{key: one[key] for key in one if not _is_of_data(key)} for one in settings]
@@ -231,6 +234,8 @@ def setting_names(
         ]
 
     def is_named(place: int, key: str) -> bool:
+        if key in unused[place]:
+            return False
         one = settings[place]
         others = [other for other in alike(place, key) if settings[other].get(key) != one[key]]
         of_same = [
@@ -271,6 +276,13 @@ def setting_names(
                 f" {_bare_option(key)}={_value_word(some[number])}" for key, some in differing.items()
             )
     return found
+
+
+def _unused_keys(setting: Mapping[str, Any]) -> set[str]:
+    """Returns the keys of a setting whose options do not count, see `jaxfl.settings.switches`."""
+    names = {key: _bare_option(key) for key in setting if key.startswith(("data.", "run."))}
+    unused = unused_options({name: setting[key] for key, name in names.items()})
+    return {key for key, name in names.items() if name in unused}
 
 
 def _is_of_data(key: str) -> bool:

@@ -29,13 +29,13 @@ from jaxfl.cli.run_page import PAGE
 from jaxfl.cli.signals import TRY_AGAIN
 from jaxfl.cli.tables.console import print_parts, stderr, stdout
 from jaxfl.data.bounded import check_nesting, check_regular
-from jaxfl.data.conditions import BACKDOORS, UNSCALED
 from jaxfl.files import check_output, is_missing, signature
 from jaxfl.jobs import job
 from jaxfl.schema import REQUIRED, Option, did_you_mean, quoted
 from jaxfl.settings import methods as known
 from jaxfl.settings import models, options
 from jaxfl.settings.optimizers import OPTIMIZERS, SERVERS
+from jaxfl.settings.switches import SWITCHES, attack_options
 from jaxfl.settings.user_code import run_label
 from jaxfl.simulation.callbacks import Finished
 from jaxfl.simulation.interrupts import Stopped
@@ -118,7 +118,7 @@ def grid_points(methods: Sequence[str], given: OptionValues) -> list[GridPoint]:
     given = dict(sorted(given.items(), key=lambda item: bool(_split_method(item[0])[0])))  # those of a method are last
     chosen_names = {
         choice: {value for key, values in given.items() if _split_method(key)[1] == choice for value in values}
-        for choice in (*CHOICES, *SWITCHES)
+        for choice in (*CHOICES, *(by for switch in SWITCHES for by in switch.by))
     }
     for method in methods:
         own = [key for key in given if _split_method(key)[0] == method]
@@ -285,28 +285,12 @@ def _is_same_option(key: str, other: str) -> bool:
     return comparable and one.rpartition(".")[2] == two.rpartition(".")[2]
 
 
-def _attack_options(kind: str) -> tuple[str, ...]:
-    """Returns the options that not all attacks have, of one of them."""
-    scale = () if kind in (*UNSCALED, "none") else ("attack_scale",)
-    return (*scale, "attack_target") if kind in BACKDOORS else scale
-
-
 # What has options and is chosen by name: their owner, and the options by the name.
 CHOICES: dict[str, tuple[str, Callable[[str], Collection[str]]]] = {
     "model": ("model", lambda name: models.options(name)),
     "optimizer": ("optimizer", lambda name: OPTIMIZERS[name][1] if name in OPTIMIZERS else ()),
     "server_optimizer": ("server", lambda name: SERVERS[name][1] if name in SERVERS else ()),
-    "attack": ("data", _attack_options),
-}
-
-
-# What is switched off by a value: that value, and the options that are refused with it.
-SWITCHES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "attack": ("none", ("attackers", "attack_scale", "attack_target")),
-    "drift": ("none", ("drift_share",)),
-    "drift_round": ("none", ("drift", "drift_share", "arrive", "leave")),
-    "schedule": ("constant", ("schedule_rounds", "schedule_factor")),
-    "finetune": ("none", ("finetune_batch_size", "finetune_pull", "finetune_layers")),
+    "attack": ("data", attack_options),
 }
 
 
@@ -319,8 +303,9 @@ def _is_of_other_choice(key: str, items: Mapping[str, str], names: Mapping[str, 
         names: the values of the sweep, by choice.
     """
     owner, name = _key_owner(key), key.rpartition(".")[2]
-    for switch, (off, having) in SWITCHES.items():
-        if name in having and owner != "server" and items.get(switch) == off and len(names[switch]) > 1:
+    for switch in SWITCHES if owner != "server" else ():
+        is_off = all(items.get(by, switch.off) == switch.off for by in switch.by)
+        if name in switch.options and is_off and any(by in items and len(names[by]) > 1 for by in switch.by):
             return True
     for choice, (chosen_owner, having) in CHOICES.items():
         chosen = items.get(choice, "none" if chosen_owner == "server" else None)

@@ -220,6 +220,50 @@ def test_names_tell_settings_apart(tmp_path):
     ]
 
 
+BACKDOOR = {"data.attack": "backdoor", "data.attackers": 0.2, "data.attack_target": 0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        (  # 0 is a value as any other, and none of a run without attackers
+            [{"data.attack": None, "data.attack_target": 0}, BACKDOOR, BACKDOOR | {"data.attack_target": 3}],
+            ["", " attack=backdoor attackers=0.2 attack_target=0", " attack=backdoor attackers=0.2 attack_target=3"],
+        ),
+        (
+            [{"data.attack": "ipm", "data.attack_target": 0}, BACKDOOR | {"data.attack_target": 3}],
+            [" attack=ipm", " attack=backdoor attackers=0.2 attack_target=3"],
+        ),
+        (
+            [{"data.attack": "label-flip", "data.attack_scale": 1.0}, {"data.attack": "ipm", "data.attack_scale": 4.0}],
+            [" attack=label-flip", " attack=ipm attack_scale=4.0"],
+        ),
+        (
+            [{"run.finetune": epochs, "run.finetune_pull": 0.0 if epochs is None else 0.5} for epochs in (None, 1)],
+            ["", " finetune=1 finetune_pull=0.5"],
+        ),
+        (
+            [{"run.compress": code, "run.error_feedback": held} for code, held in (("sign", False), ("sign", True))],
+            [" error_feedback=false", " error_feedback=true"],
+        ),
+        (
+            [
+                {"run.noise": None, "run.epsilon": epsilon, "run.accounting": how}
+                for epsilon, how in ((None, "poisson"), (8.0, "poisson"), (8.0, "poisson-assumed"))
+            ],
+            ["", " epsilon=8.0 accounting=poisson", " epsilon=8.0 accounting=poisson-assumed"],
+        ),
+        (  # of an older version, which did not refuse what does not count
+            [{"data.attack": "label-flip", "data.attack_scale": scale} for scale in (1.0, 4.0)],
+            [" attack_scale=1.0", " attack_scale=4.0"],
+        ),
+    ],
+)
+def test_names_have_the_options_that_count(settings, names):
+    here = {"method": "fedavg", "data": "digits"}
+    assert finished.setting_names([here | one for one in settings]) == [f"fedavg{name}" for name in names]
+
+
 def test_a_file_is_told_by_its_content_where_that_has_changed(tmp_path):
     own = {"method": "mine.py:m", "data": "digits", "cohort": 5}
     old, new = own | {"method_checksum": "a"}, own | {"method_checksum": "b"}

@@ -1,0 +1,60 @@
+"""Options that count with some values of another option alone, such as those of an attack."""
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from jaxfl.data.conditions import BACKDOORS, UNSCALED
+
+
+class Switch(NamedTuple):
+    """Options that are refused while others are off.
+
+    Attributes:
+        by: the options that switch them on, each by itself.
+        off: the value of these that is off, as text.
+        options: that are refused with it.
+    """
+
+    by: tuple[str, ...]
+    off: str
+    options: tuple[str, ...]
+
+
+SWITCHES = (
+    Switch(("attack",), "none", ("attackers", "attack_scale", "attack_target")),
+    Switch(("drift",), "none", ("drift_share",)),
+    Switch(("drift_round",), "none", ("drift", "drift_share", "arrive", "leave")),
+    Switch(("schedule",), "constant", ("schedule_rounds", "schedule_factor")),
+    Switch(("finetune",), "none", ("finetune_batch_size", "finetune_pull", "finetune_layers")),
+    Switch(("noise", "epsilon"), "none", ("delta", "denominator", "floor", "accounting")),
+    Switch(("compress",), "none", ("error_feedback",)),
+)
+
+
+def attack_options(kind: str) -> tuple[str, ...]:
+    """Returns the options that not all attacks have, of one of them."""
+    scale = () if kind in (*UNSCALED, "none") else ("attack_scale",)
+    return (*scale, "attack_target") if kind in BACKDOORS else scale
+
+
+def unused_options(values: Mapping[str, Any]) -> Collection[str]:
+    """Returns the options that do not count in a setting, whatever their values.
+
+    Args:
+        values: of its options by name; None is none.
+
+    >>> sorted(unused_options({"attack": None, "finetune": 1, "noise": None, "epsilon": 8.0}))
+    ['attack_scale', 'attack_target', 'attackers']
+    >>> sorted(unused_options({"attack": "sign-flip"}))
+    ['attack_target']
+    """
+    texts = {name: "none" if value is None else value for name, value in values.items()}
+    unused = {
+        option
+        for switch in SWITCHES
+        if all(texts.get(name) == switch.off for name in switch.by)
+        for option in switch.options
+    }
+    if (kind := texts.get("attack", "none")) != "none":
+        unused |= {"attack_scale", "attack_target"} - set(attack_options(kind))
+    return unused
