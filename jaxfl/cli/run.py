@@ -25,7 +25,7 @@ from jaxfl.simulation import loggers, processes
 from jaxfl.simulation.callbacks import EarlyStopping, ProgressBar, TimeLimit
 from jaxfl.simulation.evaluation.metrics import main_metric
 from jaxfl.simulation.interrupts import Stopped, answered_signal
-from jaxfl.simulation.progress import Diverged
+from jaxfl.simulation.progress import Diverged, divergence_remedy
 from jaxfl.simulation.result import RECOVERED, Callback, Event, Result, exit_callbacks
 from jaxfl.simulation.seeds import seeds_per_program
 from jaxfl.simulation.spec import share_equal_arrays
@@ -369,7 +369,7 @@ def _report_outcome(outcome: Result | Diverged, one: job.Job, label: str, quiet:
     if count := summary["diverged"]:
         console.print(
             f"warning: {count} of {summary['updates']} updates of clients were not finite and were left out; "
-            "lower the learning rate (--set learning_rate=...).",
+            f"{divergence_remedy(outcome.data, summary.get('noise'))} (--set learning_rate=...).",
             style="yellow",
             soft_wrap=True,
         )

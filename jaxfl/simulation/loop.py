@@ -122,8 +122,9 @@ class RunState:
 
     def _is_sound(self, evaluation: Evaluation, rounds: int, state: Any) -> bool:
         """Returns whether the run, of so many rounds in all, has not diverged."""
+        noise = None if self._spec.privacy is None else self._spec.privacy.privacy.noise
         try:
-            self._progress.check(evaluation, self._data.at(self._progress.done), rounds, state)
+            self._progress.check(evaluation, self._data.at(self._progress.done), rounds, state, noise)
         except Diverged as error:
             self.diverged = error
         return self.diverged is None

@@ -20,7 +20,7 @@ from jaxfl.simulation import program
 from jaxfl.simulation.accounting import private_sampler
 from jaxfl.simulation.evaluation.metrics import Evaluation
 from jaxfl.simulation.prepared import Prepared
-from jaxfl.simulation.progress import divergence_reason
+from jaxfl.simulation.progress import divergence_reason, divergence_remedy
 from jaxfl.simulation.schedule import check_drift
 from jaxfl.tasks.contract import check_learns
 from jaxfl.typing import Array, Key, Params
@@ -183,7 +183,9 @@ def run_mapped(
         lost = int(sent[good[-1] + 1 :].sum() if len(good) else sent.sum())
         if reason := divergence_reason(lost, int(sent.sum()), evaluation, data, ended=True):
             where = f"value {number}{f' and seed {drawn}' if len(seeds) > 1 else ''}"
-            warnings.warn(f"the run at {where} has diverged: {reason}. Lower the learning rate.", stacklevel=3)
+            private = methods[place[0]].privacy
+            remedy = divergence_remedy(data, None if private is None else private.privacy.noise)
+            warnings.warn(f"the run at {where} has diverged: {reason}; {remedy}.", stacklevel=3)
         results.append(Mapped(number, state, evaluation, int(sent.sum()), int(left_out.sum()), drawn))
     return results
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxfl import tree
 from jaxfl.data.clients import FederatedData
+from jaxfl.data.conditions import UNSCALED
 from jaxfl.methods.base import Method, Participation, slots_of, takes_part
 from jaxfl.sampling import check_drawn
 from jaxfl.simulation import processes
@@ -161,6 +162,27 @@ def divergence_reason(lost: int, sent: int, evaluation: Evaluation, data: Federa
     if len(loss) and not np.isfinite(loss).any():
         return "no client is served a model whose loss is finite"
     return ""
+
+
+def divergence_remedy(data: FederatedData, noise: float | None = None) -> str:
+    """Returns how to have finite updates, as a clause: what attacks or hides the updates comes before how they learn.
+
+    Args:
+        data: the federation.
+        noise: of differential privacy, as a multiple of the clip; None without it.
+
+    >>> from jaxfl.data import conditions, synthetic
+    >>> data = synthetic.clustered_linear(4)
+    >>> divergence_remedy(data), divergence_remedy(data, 1e4)
+    ('lower the learning rate', 'lower noise (10000), or the learning rate')
+    >>> divergence_remedy(conditions.attack(data, "sign-flip", 0.3, scale=1e20))
+    'lower attack_scale (1e+20, attack=sign-flip), or the learning rate'
+    """
+    if data.attack is not None and data.attack.kind in UNSCALED:
+        return f"leave attack={data.attack.kind} out, or lower the learning rate"
+    if data.attack is not None:
+        return f"lower attack_scale ({float(data.attack.scale):g}, attack={data.attack.kind}), or the learning rate"
+    return f"lower noise ({noise:g}), or the learning rate" if noise else "lower the learning rate"
 
 
 def restore_state(saved: Saved, shapes: Any, method: Method | None, *, kept: bool) -> Any:
@@ -321,7 +343,9 @@ class Progress:
         self.done += made.count
         self.round_seconds.append(made.round_seconds)
 
-    def check(self, evaluation: Evaluation, data: FederatedData, rounds: int, state: Params) -> None:
+    def check(
+        self, evaluation: Evaluation, data: FederatedData, rounds: int, state: Params, noise: float | None = None
+    ) -> None:
         """Raises `Diverged` if the run has diverged; the files of earlier rounds stay as they are.
 
         Args:
@@ -329,6 +353,7 @@ class Progress:
             data: the federation.
             rounds: in all.
             state: after the rounds done so far.
+            noise: as `divergence_remedy` takes it.
 
         Raises:
             Diverged: see `divergence_reason`.
@@ -341,8 +366,8 @@ class Progress:
             held = f"round {self.saved} is kept in" if self.saved else "nothing was good enough to be kept in"
             kept = f"; {held} {self._directory.path}"
         raise Diverged(
-            f"the run has diverged: {found}, so it was stopped after round {self.done} of {rounds}{kept}. Lower the "
-            "learning rate.",
+            f"the run has diverged: {found}, so it was stopped after round {self.done} of {rounds}{kept}; "
+            f"{divergence_remedy(data, noise)}.",
             state,
             self.history_so_far,
         )

@@ -621,6 +621,20 @@ def test_divergence_is_said(monkeypatch, tmp_path):
     assert rows[2][6] == "2"
 
 
+@pytest.mark.parametrize(
+    ("items", "status", "blamed"),
+    [
+        (["attack=sign-flip", "attack_scale=1e30"], 0, "warning: .*attack_scale.*1e[+]30.*sign-flip.*learning rate"),
+        (["attack=sign-flip", "attack_scale=1e30", "learning_rate=1e38"], 1, "error: .*attack_scale.*learning rate"),
+        (["attack=label-flip", "learning_rate=1e38"], 1, "error: .*attack=label-flip.*learning rate"),
+    ],
+)
+def test_an_attack_is_named_before_the_learning_rate(items, status, blamed):
+    settings = [word for item in ["attackers=0.3", *items] for word in ("--set", item)]
+    result = jaxfl("run", "fedavg", *SMALL, "--rounds", "1", "--cohort", "1.0", *settings)
+    assert result.exit_code == status and re.search(blamed, " ".join(result.stderr.split()))
+
+
 def test_a_run_that_diverges_ends_with_1(tmp_path):
     settings = ["--rounds", "1", "--set", "learning_rate=1e38", "--cohort", "1.0", "--out", tmp_path / "a"]
     result = jaxfl("run", "fedavg", *SMALL, *settings)

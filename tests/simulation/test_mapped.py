@@ -12,7 +12,7 @@ import pytest
 import jaxfl
 from jaxfl import methods, sampling
 from jaxfl.cohort import Plan
-from jaxfl.data import synthetic
+from jaxfl.data import conditions, synthetic
 from jaxfl.simulation import mapped, program
 from jaxfl.testing.compare import assert_close
 from jaxfl.testing.small import linear_task
@@ -96,9 +96,11 @@ def test_values_and_seeds_are_the_runs_one_by_one():
     assert len({one.evaluation.metrics["loss"] for one in found}) == 4
 
 
-def test_a_value_that_comes_to_nothing_is_told():
-    with pytest.warns(UserWarning, match=mentions("1e+30", "diverged", "16 updates")) as told:
-        good, bad = jaxfl.run_mapped(made("fedprox"), [0.05, 1e30], DATA, rounds=2)
+@pytest.mark.parametrize(("kind", "blamed"), [(None, "lower the learning rate"), ("sign-flip", "lower attack_scale")])
+def test_a_value_that_comes_to_nothing_is_told(kind, blamed):
+    data = DATA if kind is None else conditions.attack(DATA, kind, 0.2)
+    with pytest.warns(UserWarning, match=mentions("1e+30", "diverged", "16 updates", blamed)) as told:
+        good, bad = jaxfl.run_mapped(made("fedprox"), [0.05, 1e30], data, rounds=2)
     assert len(told) == 1 and told[0].filename == __file__
     assert (good.updates, good.diverged, bad.updates, bad.diverged) == (16, 0, 16, 16)
     assert "16 of 16 updates diverged" in repr(bad) and "diverged" not in repr(good)
