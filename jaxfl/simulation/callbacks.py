@@ -35,7 +35,7 @@ from jaxfl.simulation.loggers import scalars as scalars
 from jaxfl.simulation.loggers import tensorboard as tensorboard
 from jaxfl.simulation.loggers import wandb as wandb
 from jaxfl.simulation.records import checkpoint
-from jaxfl.simulation.records.directory import CONFIG, FILE_SUFFIX, RUN_FILES, RunDirectory
+from jaxfl.simulation.records.directory import CONFIG, FILE_SUFFIX, RUN_FILES, SUMMARY, RunDirectory
 from jaxfl.simulation.result import Callback, Event
 
 
@@ -236,9 +236,15 @@ class BestCheckpoint:
         self.folder, self._best = user_path(folder), _BestValues(metric)
 
     def check_folders(self, seeds: Sequence[int | None]) -> None:
-        """Raises ValueError if a folder has a file that no run has written; None is that of a single run."""
+        """Raises ValueError if a folder has a whole run, or a file that no run has written; None is of a single run."""
         for seed in seeds:
-            RunDirectory(self._folder(seed), "folder").check_names((*RUN_FILES, CONFIG))
+            folder = self._folder(seed)
+            if (folder / SUMMARY).exists():
+                raise ValueError(
+                    f"folder must be one for the best round alone, got {str(folder)!r}, which holds a run that has "
+                    "ended; choose another."
+                )
+            RunDirectory(folder, "folder").check_names((*RUN_FILES, CONFIG))
 
     def _folder(self, seed: int | None) -> Path:
         """Returns the folder of a seed; None is that of a single run."""

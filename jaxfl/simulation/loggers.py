@@ -96,8 +96,11 @@ class _TableLogger:
         if event.again and last is not None:
             write_text(file, file.read_text(encoding="utf-8").replace(f"\n{last}", f"\n{row}"))
         else:
+            with file.open("rb") as table:
+                table.seek(-1, os.SEEK_END)
+                whole = table.read() == b"\n"  # the last row of another program may have no line end
             with file.open("a", encoding="utf-8") as table:
-                table.write(row)
+                table.write(row if whole else f"\n{row}")
         written[event.seed] = row
 
     def __exit__(self, *reason: object) -> None:

@@ -328,3 +328,35 @@ def test_the_examples_of_another_file_are_not_replaced(tmp_path):
     before = copy.read_bytes()
     assert re.search(mentions("save", str(copy)), refused(*words, tmp_path / "b.npz"))
     assert copy.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["rows.bin", "log.csv", "clusters.jsonl", "history.jsonl"])
+def test_nothing_is_written_through_a_link_in_the_folder_of_a_run(name, finished, tmp_path, never_compiles):
+    out, target = tmp_path / "out", tmp_path / "mine"
+    shutil.copytree(finished, out)
+    (out / ".jaxfl").write_text(json.dumps({"files": sorted(path.name for path in out.iterdir()) + ["rows.bin", name]}))
+    (out / name).unlink(missing_ok=True)
+    (out / name).symlink_to(target)
+    words = ["run", "fedavg", *SMALL, "--rounds", "2", "--log", "csv", "--set", "resident=false", "--resume", "--out"]
+    for text in (None, "round,loss\n1,0.5\n"):
+        _ = text and target.write_text(text)
+        assert re.search(mentions("out", name, "link"), refused(*words, out))
+        assert (target.read_text() if target.exists() else None) == text
+
+
+def test_the_best_round_is_not_kept_in_the_folder_of_a_run_that_has_ended(finished, tmp_path, never_compiles):
+    before = {path.name: path.read_bytes() for path in finished.iterdir()}
+    best = callbacks.BestCheckpoint(finished)
+    small = {"num_clients": 8, "rows_per_client": 20, "model": "logistic", "cohort": 4, "rounds": 1}
+    with pytest.raises(ValueError, match=mentions("folder", str(finished))):
+        jaxfl.run_named("fedavg", "rotated-digits", **small, out=tmp_path / "b", callbacks=[best])
+    assert {path.name: path.read_bytes() for path in finished.iterdir()} == before
+
+
+def test_a_row_is_added_behind_a_last_one_without_a_line_end(tmp_path):
+    table = tmp_path / "mine.csv"
+    table.write_text("round,loss\n7,3")
+    small = {"num_clients": 8, "rows_per_client": 20, "model": "logistic", "cohort": 4, "rounds": 1}
+    jaxfl.run_named("fedavg", "rotated-digits", **small, callbacks=[callbacks.csv(table)])
+    head, last, new = table.read_text().splitlines()
+    assert (head, last) == ("round,loss", "7,3") and new.startswith("1,")

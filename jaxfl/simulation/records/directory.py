@@ -260,6 +260,11 @@ class RunDirectory:
                     f"{self.argument} {str(self.path)!r} has a file {name!r} that no run of jaxfl has written, and it "
                     "would be replaced; choose another directory, or move that file away."
                 )
+            if (self.path / name).is_symlink():  # some files are written in place, where a link would be followed
+                raise ValueError(
+                    f"{self.argument} {str(self.path)!r} has a link {name!r} in the place of a file of the run; put "
+                    "the file itself there, remove the link, or choose another directory."
+                )
 
     def _own_names(self) -> set[str]:
         """Returns the names of the files of the run: those listed, or those of a run of an older version."""
