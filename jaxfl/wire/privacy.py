@@ -233,8 +233,7 @@ def noised(totals: Sequence[Total], of_round: RoundPrivacy, number: int, cohort:
             f"noise must be known in a round, got epsilon={privacy.epsilon} alone; jaxfl.run finds it for its rounds."
         )
     expected = cohort.mask.sum(dtype=jnp.float32) if cohort.expected is None else cohort.expected
-    counted = [privacy.counts_clients(total.weight.shape[0]) for total in totals]
-    spread = math.sqrt(1 + COUNT_SHARE**2 * sum(counted))  # S' / S
+    counted, spread = _counted(totals, privacy)
 
     def release(place: int, total: Total, counts: bool) -> Total:
         slots, dtype = total.weight.shape[0], jnp.result_type(float)
@@ -254,6 +253,34 @@ def noised(totals: Sequence[Total], of_round: RoundPrivacy, number: int, cohort:
         return dataclasses.replace(total, values=values, weight=weight.astype(dtype), relative=True)
 
     return [release(place, *each) for place, each in enumerate(zip(totals, counted, strict=True))]
+
+
+def signal_to_noise(totals: Sequence[Total], privacy: Privacy) -> Array:
+    """Returns the ratio of signal to noise of a pass `[]` float32: |V| / (z S' sqrt(n)); infinity without noise.
+
+    V are all sums of the pass, n numbers in all, and the noise that is added to them has the mean square length
+    (z S')^2 n. The ratio is for the experimenter: V itself is not released.
+
+    Args:
+        totals: the sums, without noise.
+        privacy: with the noise.
+
+    >>> total = Total(jnp.array([[3.0], [4.0]]), jnp.ones(2), jnp.int32(0))  # of two clusters: S' is 0.5 sqrt(1.25)
+    >>> round(float(signal_to_noise([total], Privacy(clip=0.5, noise=2.0))), 4), 5 / (2 * 0.5 * 1.25**0.5 * 2**0.5)
+    (3.1623, 3.162277660168379)
+    """
+    assert privacy.noise is not None
+    leaves = [leaf.astype(jnp.float32) for total in totals for leaf in jax.tree.leaves(total.values)]
+    length = jnp.sqrt(jnp.stack([jnp.square(leaf).sum() for leaf in leaves]).sum())
+    noise = jnp.asarray(_counted(totals, privacy)[1] * privacy.noise * privacy.clip, jnp.float32)
+    noise = noise * math.sqrt(sum(leaf.size for leaf in leaves))
+    return jnp.where(noise > 0, length / jnp.where(noise > 0, noise, 1), jnp.inf)
+
+
+def _counted(totals: Sequence[Total], privacy: Privacy) -> tuple[list[bool], float]:
+    """Returns which contributions of a pass have noisy counts, and S' / S of the pass."""
+    counted = [privacy.counts_clients(total.weight.shape[0]) for total in totals]
+    return counted, math.sqrt(1 + COUNT_SHARE**2 * sum(counted))
 
 
 def _normal_like(key: Key, values: Params) -> Params:

@@ -48,9 +48,10 @@ from jaxfl.wire.canaries import Canaries, canaries_of
 from jaxfl.wire.channel import CodeSize, Transform, chain, clip
 from jaxfl.wire.clipping import clipped, is_finite
 from jaxfl.wire.memory import Memory, Remembering, remember, with_memory
-from jaxfl.wire.privacy import Privacy, PrivateRounds, RoundPrivacy, bounded, check_privacy, noised
+from jaxfl.wire.privacy import Privacy, PrivateRounds, RoundPrivacy, bounded, check_privacy, noised, signal_to_noise
 
 SMALLEST_SUM = "smallest_sum"  # the clients of the smallest sum of a round, in `info.extra`
+SIGNAL_TO_NOISE = "snr"  # of a round with noise, the least of its exchanges, in `info.extra`
 
 
 def wired(
@@ -79,7 +80,8 @@ def wired(
             sum is unchanged in the round.
         privacy: client-level differential privacy, for methods whose server sees nothing but sums: messages are clipped
             after the channel, all clients weigh the same, and every sum is noisy. `jaxfl.run` draws the cohorts by
-            Poisson sampling, and the summary has epsilon.
+            Poisson sampling, and the summary has epsilon. `info.extra["snr"]` is the ratio of signal to noise, see
+            `jaxfl.wire.privacy.signal_to_noise`.
 
     Raises:
         TypeError: `channel` is not a link, or `aggregator` is not a function.
@@ -267,6 +269,7 @@ class _RoundWire:
         self.passes, self.releases = 0, 0  # all, and those with contributions
         self.memory: list[Any] | None = None  # of each pass: what clients have left out [N, d]; or None
         self.lengths: dict[int, tuple[int, Any]] = {}  # of the messages of each pass with contributions, and their type
+        self.ratios: list[Array] = []  # of signal to noise of each pass [] float32
         self.smallest: list[Array] = []  # of each contribution: the clients of its smallest sum [] int32
 
     def run(self, round: Round, key: Key, state: Any, data: FederatedData, cohort: Cohort) -> tuple[Any, Info]:
@@ -280,7 +283,9 @@ class _RoundWire:
             raise ValueError(
                 f"method must send contributions {what}, got one whose clients send none; run it without {self.name}."
             )
-        return state, info._replace(extra={**info.extra, SMALLEST_SUM: jnp.stack(self.smallest).min()})
+        extra = {**info.extra, SMALLEST_SUM: jnp.stack(self.smallest).min()}
+        extra |= {SIGNAL_TO_NOISE: jnp.stack(self.ratios).min()} if self.ratios else {}
+        return state, info._replace(extra=extra)
 
     def over(self, run: Callable, fn: Callable, shared: Any, cohort: Any, own: Any, rows: Sequence[Params]) -> tuple:
         """Returns a pass over the clients, whose contributions go through the channel and the aggregator."""
@@ -324,7 +329,8 @@ class _RoundWire:
             totals = [self._aggregated(*parts, cohort) for parts in zip(totals, collected, strict=True)]
         self.releases += bool(totals)
         if totals and self.privacy is not None:
-            totals = noised(totals, self.privacy, number, cohort)
+            sums, totals = totals, noised(totals, self.privacy, number, cohort)
+            self.ratios.append(signal_to_noise(sums, self.privacy.privacy))
         totals = [self._large_enough(*parts, cohort.mask) for parts in zip(totals, members, strict=True)]
         return jax.tree.unflatten(structure, totals), kept, own
 

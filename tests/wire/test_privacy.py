@@ -139,6 +139,31 @@ def test_denominators_are_noisy_counts_or_fixed(key):
     assert noised([totals_of(1, 1)], of_round, 0, cohort)[0].weight.tolist() == [5.5]
 
 
+@pytest.mark.parametrize("name", ["fedavg", "ifca"])
+def test_the_ratio_of_signal_to_noise_is_that_of_the_sums(name, key):
+    """From the models without noise: a sum is what a model has moved, times the clients of its cluster."""
+    bound, noise = 0.05, 3.0
+    data, cohort, method = federation(ragged=False), full_cohort(), made(name)
+    state = method.init(key, data)
+    found = {
+        z: jax.jit(wired(method, privacy=Privacy(clip=bound, noise=z)).round)(key, state, data, cohort)
+        for z in (0.0, noise)
+    }
+    stacked = name == "ifca"
+    before, after = (getattr(one, "models" if stacked else "model") for one in (state, found[0.0][0]))
+    moved = jax.tree.map(lambda a, b: np.asarray(a, np.float64) - b, after, before)
+    rows = (
+        np.stack([tree.ravel(tree.take(moved, k)) for k in range(2)])
+        if stacked
+        else np.asarray(tree.ravel(moved))[None]
+    )
+    clients = np.bincount(np.asarray(found[0.0][1].cluster), minlength=2) if stacked else np.array([8])
+    spread = bound * noise * np.sqrt(1.25 if stacked else 1)
+    wanted = np.linalg.norm(rows * clients[:, None]) / (spread * np.sqrt(rows.size))
+    np.testing.assert_allclose(float(found[noise][1].extra["snr"]), wanted, rtol=1e-4)
+    assert float(found[0.0][1].extra["snr"]) == np.inf
+
+
 class Noisy:
     """Sums of bounded updates and noise, from the specification, in float64."""
 
