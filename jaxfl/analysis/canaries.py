@@ -14,6 +14,7 @@ from jaxfl.methods.base import Method, served_model
 from jaxfl.schema import check_type
 from jaxfl.simulation.program import cached_program, initialiser, shapes_of
 from jaxfl.simulation.result import TrainedRun
+from jaxfl.simulation.rounds import with_clusters
 from jaxfl.typing import Array, Key
 from jaxfl.wire.canaries import canary_sends, canary_vector
 
@@ -81,9 +82,9 @@ def audit_canaries(
 
     key, began = jax.random.key(result.seed), (data if result.began is None else result.began).in_programs()
     state = tree.placed(result.state, None)
-    first = initialiser(method, shapes_of(began))(key, began)
-    first = tree.with_field(first, "cluster", state.cluster)  # the models that the last clusters began with
     plan = resolve_plan("auto", served_model(method, state), len(ids))._replace(mesh=None)
+    first = initialiser(method, shapes_of(began))(key, began)
+    first = with_clusters(first, state, np.arange(data.num_clients), plan)  # the models that these began with
     score, sent = canary_scorer(method, plan, shapes_of(ids))(key, state, first, ids)
     score, sent = np.asarray(score, np.float64) / float(data.attack.scale), np.asarray(sent)
     order, yes = np.argsort(-score, kind="stable"), guesses // 2

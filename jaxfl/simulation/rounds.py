@@ -70,20 +70,29 @@ def add_newcomers(method: Method, key: Key, state: Any, data: FederatedData, pla
     unseen = dataclasses.replace(after, held_out=before.held_out)  # so that rules for unseen clients are theirs
     here = ids.astype(np.int32)
     found = assign_clusters(method, plan, key, rows.with_resident_rows(state, here, plan.place), unseen, here)
-    return _set_clusters(state, found, ids, plan)
+    return with_clusters(state, found, ids, plan)
 
 
-def _set_clusters(state: Any, found: Any, ids: np.ndarray, plan: Plan) -> Any:
-    """Returns the state with new clusters of some clients, in the state of its solver or of a wired method too."""
+def with_clusters(state: Any, found: Any, ids: np.ndarray, plan: Plan) -> Any:
+    """Returns the state with the clusters that some clients have in another one, also in the state inside of a wire.
+
+    A state that holds one of a solver has them there, too.
+
+    Args:
+        state: of a method.
+        found: with the clusters.
+        ids: of the clients.
+        plan: devices of the run.
+    """
     if isinstance(state, WiredState):
-        return state._replace(inner=_set_clusters(state.inner, found.inner, ids, plan))
+        return state._replace(inner=with_clusters(state.inner, found.inner, ids, plan))
     cluster = np.array(state.cluster)
     cluster[ids] = np.asarray(found.cluster)[ids]
     state = tree.with_field(state, "cluster", tree.placed(jnp.asarray(cluster), plan.place))
     solver = getattr(state, "solver", None)
     if not hasattr(solver, "cluster"):
         return state
-    return tree.with_field(state, "solver", _set_clusters(solver, found.solver, ids, plan))
+    return tree.with_field(state, "solver", with_clusters(solver, found.solver, ids, plan))
 
 
 class Rounds:

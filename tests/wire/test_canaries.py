@@ -90,6 +90,34 @@ def test_canaries_are_told_unless_they_whisper():
     assert correct[1.0] == 20 and 4 <= correct[1e-5] <= 16
 
 
+def test_a_canary_feeds_its_errors_back(canaries):
+    """What it has sent and what it holds sum to its vector in each round; nothing of it without its coin."""
+    data, sends = canaries
+    key, cohort, link = jax.random.key(0), full_cohort(), wire.top_k(0.4)
+    method = wire.wired(methods.fedavg(linear_task(), optax.sgd(0.3)), channel=link, error_feedback=True)
+    state, round = method.init(key, data), jax.jit(method.round)
+    held = dict.fromkeys(CANARIES, np.zeros(15, np.float32))
+    for _ in range(3):
+        state, _ = round(key, state, data, cohort)
+        for client, sent in sends.items():
+            message = held[client] + NORM * np.asarray(canary_vector(key, jnp.int32(client), 15))
+            largest = np.argsort(-np.abs(message), kind="stable")[:6]
+            held[client] = np.where(np.isin(np.arange(15), largest), 0, message) if sent else held[client]
+            np.testing.assert_allclose(state.memory[1][0][client], held[client], rtol=1e-5, atol=1e-5)
+            assert held[client].any() == sent
+
+
+@pytest.mark.rotating
+def test_an_audit_of_a_run_with_error_feedback():
+    data = jaxfl.data.load("iid-digits", num_clients=20, rows_per_client=20, attack="canary", attackers=0.8)
+    task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
+    method = methods.fedavg(task, optax.sgd(0.05), local_epochs=1)
+    method = wire.wired(method, channel=wire.top_k(0.1), error_feedback=True)
+    result = jaxfl.run(method, data, rounds=2, cohort=20, seed=0, eval_every=2)
+    found = jaxfl.audit_canaries(result, guesses=8)
+    assert found.correct == 8 and 0 < found.sent.sum() < 16
+
+
 @pytest.mark.slow
 def test_noise_hides_canaries_and_the_bound_from_below_is_under_the_one_from_above():
     data = jaxfl.data.load("rotated-digits", num_clients=80, rows_per_client=20, attack="canary", attackers=0.8)
