@@ -5,6 +5,7 @@ All settings are public ones of JAX, of XLA and of pytest: the tests run what us
 """
 
 import atexit
+import contextlib
 import datetime
 import gc
 import os
@@ -30,6 +31,12 @@ os.environ.setdefault("JAXFL_JOBS", "1")  # sweeps are in the process of the tes
 # worker has one to itself: JAX's cache is locked only where its size is limited, and then it is slow to write to.
 if _FOLDER := os.environ.get("JAX_COMPILATION_CACHE_DIR"):  # kept, for the next run
     _FOLDER = os.path.join(_FOLDER, os.environ.get("PYTEST_XDIST_WORKER", "alone"))
+    # What a worker compiled in an earlier run is there for the others, which have other tests this time.
+    _COMPILED = [*Path(_FOLDER).glob("gw*/*-cache")]
+    for _program in _COMPILED:
+        for _place in {one.parent for one in _COMPILED}:
+            with contextlib.suppress(FileExistsError):
+                os.link(_program, _place / _program.name)
 else:
     _FOLDER = tempfile.mkdtemp(prefix="jaxfl-tests-")
     atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
@@ -92,15 +99,15 @@ def _count(event, seconds, **_):
     _PROGRAMS += event.endswith("backend_compile_duration") and seconds > 0.04
 
 
-# Commands, messages, files, pages and pictures are the same but for rounding, and are compiled quickly. All else, and
-# each test of a method's numbers, is compiled as users compile.
+# Commands, messages, files, pages, examples and pictures are the same but for rounding, and are compiled quickly. All
+# else, and each test of a method's numbers, is compiled as users compile.
 _QUICK = {"bench", "cli", "data", "docs", "experiments", "jobs", "plots", "settings"}
 
 # Single tests that take up to a minute: last, one worker would wait for the other.
 _FIRST = {"test_notebooks", "test_resume"}
 _TESTS = Path(__file__).parent
-# Rooms whose doctests are runs: those of an eighth of the files are in the default run, others each week.
-_EXAMPLES = ("jaxfl/methods/", "jaxfl/analysis/")
+# Rooms whose doctests run or compile networks: an eighth of the files is in the default run, others each week.
+_EXAMPLES = tuple(f"jaxfl/{room}/" for room in ("analysis", "jobs", "methods", "models", "simulation", "tasks", "wire"))
 
 
 def pytest_collection_finish():
@@ -142,6 +149,8 @@ def turn(week, name, period=PERIOD):
 
 
 def _quick(item):
+    if isinstance(item, pytest.DoctestItem):
+        return True
     return item.path.is_relative_to(_TESTS) and item.path.relative_to(_TESTS).parts[0] in _QUICK
 
 

@@ -10,6 +10,8 @@ from hypothesis import strategies
 from jaxfl.clustering.agglomerate import agglomerate
 from jaxfl.clustering.components import threshold_components
 
+pytestmark = pytest.mark.rotating("function", weeks=3)
+
 
 def brute_force(gram, own, threshold, alive=None, slack=0.0):
     """Returns the labels of greedy merging that computes every cosine again after every merge, in float64."""

@@ -9,6 +9,8 @@ from sklearn.metrics import pairwise
 from jaxfl.clustering import distances
 from tests.messages import mentions
 
+pytestmark = pytest.mark.rotating("function", weeks=4)
+
 # N, M, d and the rows of a block; each compiles. Blocks of one row, that divide N or not, of more rows than there are
 SIZES = st.sampled_from(
     [((1, 1, 1), 1), ((9, 4, 6), 3), ((9, 5, 3), 4), ((2, 9, 5), 10), ((6, 1, 2), 5), ((7, 8, 4), 1)]

@@ -9,6 +9,8 @@ from jaxfl.clustering import sketch as module
 from jaxfl.clustering.sketch import sketch
 from tests.messages import mentions
 
+pytestmark = pytest.mark.rotating("function", weeks=4)
+
 SIZE = 64
 KEYS = jax.random.split(jax.random.key(7), 2000)
 

@@ -10,6 +10,8 @@ from jaxfl.clustering import kmeans, scores
 from jaxfl.clustering.spectral import leading_coordinates, spectral_clustering
 from tests.messages import mentions
 
+pytestmark = pytest.mark.rotating("function", weeks=3)
+
 POINTS = np.array([(2, 0.1, 0), (1.8, 0, 0.2), (-1, 0.3, 1), (-1.2, 0.1, 1.1)])  # a row for each client
 KEY = jax.random.key(0)
 

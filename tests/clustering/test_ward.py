@@ -9,6 +9,8 @@ from sklearn.metrics import adjusted_rand_score, silhouette_score
 from jaxfl.clustering.cohesion import silhouette
 from jaxfl.clustering.ward import ward_by_silhouette
 
+pytestmark = pytest.mark.rotating("function", weeks=3)
+
 LOSSES = np.array([(0.9, 1.4), (1.0, 1.5), (0.7, 0.8), (0.8, 0.9)])
 
 

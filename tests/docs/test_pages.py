@@ -108,7 +108,7 @@ def keeps_only(monkeypatch, empty_pictures):
     monkeypatch.setattr(job, "execute_jobs", execute_together)
 
 
-@pytest.mark.rotating("name", weeks=4)
+@pytest.mark.rotating("name", weeks=8)
 @pytest.mark.parametrize("name", WITH_CODE)
 def test_page_runs(name, tmp_path, monkeypatch, keeps_only):
     monkeypatch.chdir(tmp_path)

@@ -213,6 +213,7 @@ def test_laptop_scale_of_stocfl():
     assert given["FedAvg, chain"]["update"] == "chain" and given["StoCFL, official"]["preset"] == "official"
 
 
+@pytest.mark.rotating(weeks=3)
 @pytest.mark.parametrize(("name", "scale"), EVERY)
 def test_every_cell_is_what_its_command_says_and_can_be_built(name, scale, monkeypatch):
     federation = data.load("rotated-digits", num_clients=8, rows_per_client=20)
@@ -538,26 +539,27 @@ def test_claims_are_of_rows():
         Experiment("x", "X", "X", scales, (Claim("T", "*", "A", "E"),))
 
 
-def test_missing_cells_show_the_command_that_makes_them(tmp_path):
-    for name in base.names():
-        said = jaxfl("report", name, "--scale", "laptop", "--out", tmp_path / name)
-        assert said.exit_code == 0, said.output
-        printed = base.targets(name)
-        assert ("– (" in said.stdout) == bool(printed), "beside a dash, the paper's number"
-        text = (tmp_path / name / "report" / "report.md").read_text(encoding="utf-8")
-        experiment = base.load(name)
-        scale, found = experiment.scales["laptop"], entries.collect(experiment, "laptop", tmp_path / name)
-        own = [[entry for entry in found if entry.cell.table == table] for table in entries.tables(found)]
-        wanted = [*(entry.cell for table in own for entry in entries.runs(table)), *scale.studies]
-        commands = [shlex.split(found) for found in re.findall(r"`(jaxfl reproduce .*?)`", text)]
-        assert len(commands) == len(wanted)
-        for words, one in zip(commands, wanted, strict=True):
-            assert words[:5] == ["jaxfl", "reproduce", name, "--scale", "laptop"]
-            assert (words[5:7] == ["--data-dir", "DIR"]) == one.needs_files
-            assert base.select([*scale.cells, *scale.studies], words[words.index("--only") + 1]) == [one]
-        assert bool(re.search(r"\b0 of \d", text)) == bool(scale.cells)
-        assert ("nowhere: " in text) == any(one.missing for one in printed.values())
-        assert list((tmp_path / name).rglob("*.png")) == []
+@pytest.mark.rotating(weeks=3)
+@pytest.mark.parametrize("name", base.names())
+def test_missing_cells_show_the_command_that_makes_them(name, tmp_path):
+    said = jaxfl("report", name, "--scale", "laptop", "--out", tmp_path / name)
+    assert said.exit_code == 0, said.output
+    printed = base.targets(name)
+    assert ("– (" in said.stdout) == bool(printed), "beside a dash, the paper's number"
+    text = (tmp_path / name / "report" / "report.md").read_text(encoding="utf-8")
+    experiment = base.load(name)
+    scale, found = experiment.scales["laptop"], entries.collect(experiment, "laptop", tmp_path / name)
+    own = [[entry for entry in found if entry.cell.table == table] for table in entries.tables(found)]
+    wanted = [*(entry.cell for table in own for entry in entries.runs(table)), *scale.studies]
+    commands = [shlex.split(found) for found in re.findall(r"`(jaxfl reproduce .*?)`", text)]
+    assert len(commands) == len(wanted)
+    for words, one in zip(commands, wanted, strict=True):
+        assert words[:5] == ["jaxfl", "reproduce", name, "--scale", "laptop"]
+        assert (words[5:7] == ["--data-dir", "DIR"]) == one.needs_files
+        assert base.select([*scale.cells, *scale.studies], words[words.index("--only") + 1]) == [one]
+    assert bool(re.search(r"\b0 of \d", text)) == bool(scale.cells)
+    assert ("nowhere: " in text) == any(one.missing for one in printed.values())
+    assert list((tmp_path / name).rglob("*.png")) == []
 
 
 # studies
@@ -757,6 +759,7 @@ def test_studies_of_stocfl(tmp_path):
         assert all((folder / file).stat().st_size > 5000 for file in found["pictures"].values())
 
 
+@pytest.mark.slow
 def test_smoke_of_stocfl(tmp_path, monkeypatch):
     """One row of nine: every program takes seconds to compile."""
     made = jaxfl("reproduce", "stocfl", "--scale", "smoke", "--only", "/ Ditto /", "--out", tmp_path)

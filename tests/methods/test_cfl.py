@@ -25,6 +25,8 @@ from tests import problems, reference
 from tests.messages import mentions
 from tests.problems import compiled
 
+pytestmark = pytest.mark.rotating("function", weeks=3)  # but for the rounds of the paper
+
 RATE, EPOCHS = 0.4, 2
 TASK = problems.softmax_task()
 EVERYBODY = Cohort.of(range(7))
@@ -186,6 +188,7 @@ ABSOLUTE = {"relative": False, "eps1": 0.2, "eps2": 0.3, "gamma_max": 0.0}
 L2 = {"metric": "l2", "compare": "weights", "linkage": "single", "relative": True}
 
 
+@pytest.mark.rotating(weeks=3)
 @pytest.mark.parametrize(
     ("options", "batch_size", "weighting", "cohort"),
     [

@@ -21,23 +21,31 @@ from tests.messages import mentions
 
 # Of different kinds: one model, a model of each client, a split model, given clusters, splits, and merges.
 CORE = ("fedavg", "ditto", "fedper", "ifca", "cfl", "stocfl")
+TRACED = ("argument names", "stable state", "traceable numbers")  # these compile nothing
 # These compile programs of their own. All others share one program of a round.
-DEAR = ("chunks", "devices", "padding rows", "padding clients", "seed", "cuts", "growth", "server sees", "newcomers")
+DEAR = (
+    "chunks", "devices", "padding rows", "padding clients", "rows per client", "seed", "cuts", "growth", "server sees",
+    "newcomers",
+)  # fmt: skip
+
+
+def turns(name, check):
+    """Returns the marks of a pair: the dear checks of a week are of methods whose other checks run as well."""
+    if name in CORE:
+        return [pytest.mark.rotating("name", weeks=len(CORE))] if check == "server sees" else []
+    return [] if check in TRACED else [pytest.mark.rotating("name", weeks=8 if check in DEAR else 2)]
+
+
 # Method by method, so that the checks of one share what they compiled.
 PAIRS = [
-    pytest.param(
-        name,
-        check,
-        id=f"{name}-{check.replace(' ', '_')}",
-        marks=[pytest.mark.rotating("name")] if check in DEAR and name not in CORE or check == "server sees" else [],
-    )
+    pytest.param(name, check, id=f"{name}-{check.replace(' ', '_')}", marks=turns(name, check))
     for name in METHODS
     for check in CHECKS
 ]
 
 
 def test_the_grid_has_its_names():
-    assert set(CORE) <= set(METHODS) and set(DEAR) <= set(CHECKS)
+    assert set(CORE) <= set(METHODS) and {*TRACED, *DEAR} <= set(CHECKS)
 
 
 @pytest.mark.parametrize(("name", "check"), PAIRS)

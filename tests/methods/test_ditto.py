@@ -238,8 +238,8 @@ def test_clients_that_arrive_enter_the_solver_by_its_own_join(key):
 def test_a_federation_may_grow_beside_a_solver_that_lets_clients_join(key):
     data, small = problems.linear_federation(), problems.linear_federation().subset(range(5))
     stocfl = methods.stocfl(TASK, sgd(), local_epochs=1)
-    method = methods.ditto(TASK, sgd(), solver=stocfl, **EPOCHS)
-    state, _ = compiled(method).round(key, method.init(key, small), small, Cohort.of([0, 2, 4]))
+    method = compiled(methods.ditto(TASK, sgd(), solver=stocfl, **EPOCHS))
+    state, _ = method.round(key, method.init(key, small), small, Cohort.of([0, 2, 4]))
     assert method.join is not None
     after, clusters = method.join(key, state, data, [5, 6])
     equal(after.solver, stocfl.join(key, state.solver, data, [5, 6])[0])
@@ -249,7 +249,7 @@ def test_a_federation_may_grow_beside_a_solver_that_lets_clients_join(key):
     close(after.models, jax.tree.map(lambda old, new: jnp.concatenate([old, new[5:]]), state.models, first))
     new = jnp.array([5, 6])
     equal(method.client_params(after, new), stocfl.client_params(after.solver, new))
-    trained, _ = compiled(method).round(key, after, data, Cohort.of([5, 6]))
+    trained, _ = method.round(key, after, data, Cohort.of([5, 6]))
     assert trained.trained.tolist() == [*state.trained.tolist(), True, True]
     assert ditto(**EPOCHS).join is None
 

@@ -25,6 +25,8 @@ from tests.messages import mentions
 from tests.problems import compiled
 from tests.reference import cosine
 
+pytestmark = pytest.mark.rotating("function", weeks=3)  # but for the rounds of the paper
+
 RATE, EPOCHS, PULL, THRESHOLD = 0.4, 2, 0.3, 0.5
 TASK = problems.softmax_task()
 DATA = problems.linear_federation((5, 0, 3, 8, 1, 6, 4, 2, 3, 5), (0, 0, 1, 1, 0, 1, 0, 1, 0, 1))
@@ -145,6 +147,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.rotating(weeks=3)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_it_is_its_loop(variant, key):
     given, method = VARIANTS[variant], stocfl(**VARIANTS[variant])

@@ -11,6 +11,8 @@ from jaxfl import models, tree
 from jaxfl.models import torch_names
 from tests.messages import mentions
 
+pytestmark = pytest.mark.rotating("function", weeks=4)
+
 WIDTH, BLOCKS, CLASSES = 4, (1, 2), 5
 
 

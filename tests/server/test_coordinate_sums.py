@@ -18,6 +18,8 @@ from jaxfl.data import conditions, federate
 from jaxfl.random import Stream, key_for
 from jaxfl.server import aggregate, coordinate_sums
 
+pytestmark = pytest.mark.rotating("function", weeks=4)
+
 SIZES, CLASSES = (5, 4, 6, 0, 3, 6, 5, 6), 3
 IDS = (6, 0, 2, 3, 5, 4)
 PULLED = optax.chain(optax.add_decayed_weights(0.1), proximal_pull(0.5), optax.sgd(0.2, momentum=0.9))

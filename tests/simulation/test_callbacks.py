@@ -21,6 +21,8 @@ from jaxfl.simulation.records import checkpoint
 from jaxfl.simulation.result import Event
 from tests.messages import mentions
 
+pytestmark = pytest.mark.rotating("function", weeks=3)
+
 RECORD = {"round": 4, "micro_accuracy": 0.75, "ari": None, "clusters": [{"cluster": 0}], "diverged": 3, "seconds": 1.0}
 TIMES = {"seconds": 47.8, "seconds_left": 4.0, "compile_seconds": 20.0, "evaluation_seconds": 24.0}
 EVENTS = [

@@ -23,6 +23,8 @@ from jaxfl.testing.compare import assert_close, assert_equal
 from jaxfl.testing.small import linear_task
 from tests.messages import mentions
 
+pytestmark = pytest.mark.rotating("function", weeks=3)
+
 STILL = clustered_linear(8, rows=8, features=4)
 DATA = drift.drift(STILL, 3, kind="swap", share=0.5)
 MOVING = drift.drift(STILL, 3, kind="swap", share=0.5, arrive=0.25, leave=0.1)

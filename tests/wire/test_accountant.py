@@ -9,6 +9,8 @@ from scipy.stats import norm
 from jaxfl.wire.accountant import LEAST_NOISE, NoisyRounds, default_delta, epsilon, noise_for
 from tests.messages import mentions
 
+pytestmark = pytest.mark.rotating("function", weeks=3)
+
 # N, expected cohort, capacity, z, T, delta: epsilon by dp-accounting 0.6.0, neighbours by adding or removing a client
 REFERENCE = [
     (1, 1, None, 1, 1, 1e-5, 4.3772),

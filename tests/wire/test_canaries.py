@@ -16,6 +16,8 @@ from jaxfl.wire.canaries import canary_sends, canary_vector
 from jaxfl.wire.wired import attacked
 from tests.messages import mentions
 
+pytestmark = pytest.mark.rotating("function", weeks=2)
+
 NORM, CANARIES = 3.0, (0, 3, 4)
 
 

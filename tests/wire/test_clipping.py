@@ -17,6 +17,8 @@ from jaxfl.server import aggregate
 from jaxfl.wire import channel
 from jaxfl.wire.clipping import clipped, is_finite
 
+pytestmark = pytest.mark.rotating("function", weeks=4)
+
 CLIENTS, INPUTS, HIDDEN = 6, 61, 33
 CLIP = 0.05  # shorter than all updates
 WIRES = {

@@ -18,6 +18,8 @@ from tests import problems, reference
 from tests.messages import mentions
 from tests.problems import compiled
 
+pytestmark = pytest.mark.rotating("function", weeks=3)
+
 LOOPS = {
     "fedavg": (methods.fedavg, {"local_epochs": 2}, reference.FedProx, "rows", ()),
     "ifca": (methods.ifca, {"local_epochs": 2, "num_clusters": 3}, reference.IFCA, "uniform", ("models",)),
@@ -104,7 +106,6 @@ def test_each_pass_has_a_memory_of_its_own(name, key):
 SMALL = {"num_clients": 8, "rows_per_client": 20, "model": "logistic", "cohort": 4, "compress": "topk:0.05"}
 
 
-@pytest.mark.rotating
 def test_a_run_with_memory_goes_on_and_is_the_same_with_rows_on_the_host(tmp_path):
     given = {**SMALL, "error_feedback": True, "rounds": 4, "eval_every": 2}
     whole = jaxfl.run_named("ditto", "rotated-digits", **given, out=tmp_path / "whole")
@@ -128,7 +129,6 @@ def memories(result):
     return jax.tree.leaves(memory.take(np.arange(8)) if isinstance(memory, tree.Rows) else memory)
 
 
-@pytest.mark.rotating
 def test_seeds_of_one_program_have_their_memories():
     data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
     task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
@@ -142,13 +142,15 @@ def test_seeds_of_one_program_have_their_memories():
 
 def test_slots_grow_and_clients_join_with_their_memory(key):
     task, data = linear_task(), federation(ragged=False, rows=40)
-    method = wired(METHODS["stocfl"].factory(task, optax.sgd(0.3), slots=2), channel=sign(), error_feedback=True)
-    state, _ = jax.jit(method.round)(key, method.init(key, data), data, full_cohort())
+    stocfl = METHODS["stocfl"].factory(task, optax.sgd(0.3), slots=2)
+    method = compiled(wired(stocfl, channel=sign(), error_feedback=True))
+    state, _ = method.round(key, method.init(key, data), data, full_cohort())
     grown = method.grow(state)
     assert grown.inner.models["bias"].shape[0] == 2 * state.inner.models["bias"].shape[0]
     np.testing.assert_array_equal(grown.memory[1][1], state.memory[1][1])
-    wecfl = wired(methods.wecfl(task, optax.sgd(0.3), num_clusters=2), channel=sign(), error_feedback=True)
-    state, _ = jax.jit(wecfl.round)(key, wecfl.init(key, data), data, full_cohort())
+    wecfl = methods.wecfl(task, optax.sgd(0.3), num_clusters=2)
+    wecfl = compiled(wired(wecfl, channel=sign(), error_feedback=True))
+    state, _ = wecfl.round(key, wecfl.init(key, data), data, full_cohort())
     larger = jaxfl.data.synthetic.clustered_linear(10, 2, 12, 4, 3)
     joined, clusters = wecfl.join(key, state, larger, [8, 9])
     assert joined.cluster.shape == (10,) and clusters.shape == (2,)

@@ -130,6 +130,7 @@ def test_wrong_privacy_is_refused_in_one_line_before_anything_is_loaded(name):
         options.privacy(options.route(method, "rotated-mnist", items))
 
 
+@pytest.mark.slow
 def test_runs_of_several_epsilons_share_a_program_and_tell_them(tmp_path, capsys):
     given = {"num_clients": 40, "rows_per_client": 20, "model": "logistic", "rounds": 2, "cohort": 10, "clip": 0.5}
     small = {**given, "local_epochs": 1, "delta": 0.01}

@@ -93,6 +93,7 @@ def test_another_order_computes_the_same_and_is_found_again(network):
     np.testing.assert_array_equal(flat(found), flat(model))
 
 
+@pytest.mark.rotating
 def test_the_matched_mean_of_permuted_copies_is_the_network_and_their_mean_by_index_is_not(network):
     task, layers, model, batch = network
     copies = [shuffled(model, layers, seed) for seed in range(3)]
@@ -105,6 +106,7 @@ def test_the_matched_mean_of_permuted_copies_is_the_network_and_their_mean_by_in
     assert np.abs(task.outputs(mean(copies), batch) - wanted).max() > 0.01
 
 
+@pytest.mark.rotating
 def test_what_is_in_order_stays(network):
     _, layers, model, _ = network
     near = jax.tree.map(lambda leaf: leaf * np.float32(1.001), model)

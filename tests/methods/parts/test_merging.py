@@ -21,6 +21,8 @@ from tests import problems
 from tests.problems import compiled
 from tests.reference import cosine
 
+pytestmark = pytest.mark.rotating("function", weeks=3)
+
 SLOTS, CLIENTS = 6, 9
 
 

@@ -16,6 +16,8 @@ from jaxfl.clustering import scores
 from jaxfl.clustering.distances import cosine
 from jaxfl.methods.cfl import splitting
 
+pytestmark = pytest.mark.rotating("function", weeks=3)
+
 SEEDS = st.integers(0, 10**6)
 LINKAGES = ("single", "complete", "average")
 EVERYBODY, FIRST = jnp.ones(7, bool), jnp.array([True, False, False, False])

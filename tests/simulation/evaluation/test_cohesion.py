@@ -1,5 +1,6 @@
 """Scores of clusters in runs without true groups: by gradients and class counts that a loop makes, and nowhere else."""
 
+import functools
 from dataclasses import replace
 
 import jax
@@ -19,6 +20,8 @@ from jaxfl.simulation.evaluation.metrics import COHESION_METRICS, is_lower_bette
 from jaxfl.testing.small import linear_task
 from tests.messages import mentions
 
+pytestmark = pytest.mark.rotating("function", weeks=3)
+
 CLIENTS, CLASSES = 12, 3
 
 
@@ -37,12 +40,19 @@ def federation(group=None, seed=0):
     )  # fmt: skip
 
 
+@functools.cache  # tests share what they compile
 def method(clusters=3):
     return methods.ifca(linear_task(), optax.sgd(0.3), num_clusters=clusters, local_epochs=1)
 
 
 def run(data, clusters=3, **options):
     return jaxfl.run(method(clusters), data, **{"rounds": 2, "seed": 3, "eval_every": 1, **options})
+
+
+@functools.cache
+def plain():
+    """Returns the run of the federation without groups."""
+    return run(federation())
 
 
 def by_hand(data, result, who):
@@ -67,8 +77,7 @@ def by_hand(data, result, who):
 
 
 def test_a_run_without_groups_has_the_scores_of_a_loop():
-    data = federation()
-    result = run(data)
+    data, result = federation(), plain()
     who = (np.asarray(data.train.size) > 0) & ~data.held_out
     assert 2 <= len(set(result.evaluation.cluster[who])) <= 3
     got = [result.evaluation.metrics[name] for name in COHESION_METRICS]
@@ -79,7 +88,7 @@ def test_a_run_without_groups_has_the_scores_of_a_loop():
 
 
 def test_a_run_with_groups_has_none_of_them_and_trains_the_same():
-    with_groups, without = run(federation(np.arange(CLIENTS) % 3)), run(federation())
+    with_groups, without = run(federation(np.arange(CLIENTS) % 3)), plain()
     assert not {*COHESION_METRICS} & {*with_groups.summary, *with_groups.history[-1], *with_groups.evaluation.metrics}
     assert with_groups.summary["ari"] is not None
     for one, other in zip(*(jax.tree.leaves(each.state.models) for each in (with_groups, without)), strict=True):
@@ -95,7 +104,7 @@ def test_one_cluster_and_single_clients_have_no_score_and_cost_nothing(monkeypat
 
 def test_scores_are_of_the_data_alone():
     """Host rows, evaluation in windows, a resumed run and few rows change nothing; attackers do not count."""
-    data, wanted = federation(), run(federation())
+    data, wanted = federation(), plain()
     streamed = run(data, resident=False)
     for name in COHESION_METRICS:
         assert streamed.summary[name] == pytest.approx(wanted.summary[name], abs=1e-5)
@@ -151,7 +160,7 @@ def test_no_rows_of_other_clients_are_read():
 
 
 def test_the_table_of_a_run_has_them_where_there_are_no_groups():
-    without, with_groups = run(federation()).summary, run(federation(np.arange(CLIENTS) % 3)).summary
+    without, with_groups = plain().summary, run(federation(np.arange(CLIENTS) % 3)).summary
     named = {"method": "ifca", "data": "mine"}
     shown, hidden = (results_table([one | named], None)[1] for one in (without, with_groups))
     assert [name for name in shown if name not in hidden] == [*COHESION_COLUMNS]
