@@ -115,6 +115,8 @@ ROWS = (
     Row("pfedgraph", "concentration", (0.2, 0.8, 3.2), (0.05, 12.8)),
     Row("fedala", "mixing_rate", (0.1, 1.0, 10.0), (0.01, 100.0), beside=0.8),  # of 0.8 of the rows, for the head alone
     Row("fedpac", "alignment_weight", (0.1, 1.0, 10.0), (0.01, 100.0), beside=1.0),
+    # runs of 20 to 60 rounds; five epochs of the head on at most five rows of a class are about one on all rows
+    Row("fedccfa", "threshold", (0.03, 0.1, 0.3), (0.01, 1.0), beside=2.0, items=("align_from=5",)),
     Row("fedproto", "prototype_weight", (0.1, 1.0, 10.0), (0.01, 100.0)),  # PFLlib has 10 for its mean over coordinates
     Row("knnper", "memory_weight", (0.25, 0.5, 0.75), (0.1, 0.9)),
     Row("fedbabu", "finetune_part", ("all", "head", "body")),
@@ -128,7 +130,7 @@ ROWS = (
 )
 ABSENT = {"fedbn": "no network here has layers of normalisation"}  # who takes no part, and why
 HEADS = "it needs the features of classes, and here are none"
-WITHOUT_CLASSES = dict.fromkeys(("fedpac", "fedrod", "fedproto", "knnper"), HEADS)
+WITHOUT_CLASSES = dict.fromkeys(("fedpac", "fedccfa", "fedrod", "fedproto", "knnper"), HEADS)
 ABSENT_FROM = {
     "fortunes": {
         **WITHOUT_CLASSES,

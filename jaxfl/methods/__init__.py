@@ -30,6 +30,8 @@ from jaxfl.methods.fedbn import fedbn as fedbn
 from jaxfl.methods.fedcam import fesem_cam as fesem_cam
 from jaxfl.methods.fedcam import ifca_cam as ifca_cam
 from jaxfl.methods.fedcam import wecfl_cam as wecfl_cam
+from jaxfl.methods.fedccfa import NO_WIRE as FEDCCFA_NO_WIRE
+from jaxfl.methods.fedccfa import fedccfa as fedccfa
 from jaxfl.methods.feddane import feddane as feddane
 from jaxfl.methods.feddrift import feddrift as feddrift
 from jaxfl.methods.feddyn import PRESETS as FEDDYN_PRESETS
@@ -234,6 +236,14 @@ PERSONAL: dict[str, Row] = {  # a model for each client, or a part of one
         "a shared base with aligned features, under the best combination of all heads for each client",
         "Xu et al., ICLR 2023",
         no_wire=FEDPAC_NO_WIRE,
+        newcomers=(Newcomer("nothing", "the shared base under the initial head"),),
+    ),
+    "fedccfa": Row(
+        fedccfa,
+        "a shared base under heads that clients share class by class, in clusters found anew in each round",
+        "Chen et al., NeurIPS 2024",
+        small={"align_from": 1},
+        no_wire=FEDCCFA_NO_WIRE,
         newcomers=(Newcomer("nothing", "the shared base under the initial head"),),
     ),
     "fedrod": Row(

@@ -75,7 +75,7 @@ STEPS = {
     "next_token": ("cfl", "fedem", "fesem", "stocfl"),
 }
 
-BY_CLASS = ("fedpac", "fedproto", "fedrod", "fedrc", "flux", "knnper")  # by features or counts of each class
+BY_CLASS = ("fedpac", "fedccfa", "fedproto", "fedrod", "fedrc", "flux", "knnper")  # by features or counts of each class
 
 
 @pytest.mark.rotating

@@ -316,7 +316,7 @@ REFUSED = {
     },
     **{
         name: (METHODS[name].factory, METHODS[name].small, ("wire", name))
-        for name in ("fednova", "fedpac", "fedproto", "lg_fedavg")
+        for name in ("fednova", "fedpac", "fedccfa", "fedproto", "lg_fedavg")
     },
     "fedavg": (methods.fedavg, {"update": "chain"}, ("update", "chain", "parallel")),
     "stocfl": (METHODS["stocfl"].factory, {"update": "chain"}, ("update", "chain")),
