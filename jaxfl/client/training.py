@@ -30,7 +30,7 @@ from jaxfl.typing import Array, Key, Params
 
 MOST_READY_ROWS = 1024  # rows that a client has ready, and as many products of each with the others: 4 MB
 
-Train = Callable[..., tuple[Params, Array]]
+Train = Callable[..., tuple[Params, Any]]
 Descend = Callable[[Params, optax.OptState, Params, dict, Array | None], tuple[Params, optax.OptState]]
 
 
@@ -41,6 +41,7 @@ def local_train(
     local_epochs: int,
     batch_size: int | None,
     block: int = BLOCK_ROWS,
+    recorded_steps: int = 0,
 ) -> Train:
     """Returns a client's local training.
 
@@ -51,11 +52,13 @@ def local_train(
         batch_size: B, rows of a step, reshuffled in every epoch; None takes all rows at once: one full-batch step an
             epoch.
         block: rows taken at once in a full-batch pass, see `BLOCK_ROWS`.
+        recorded_steps: S, first steps whose losses are returned, too.
 
     Returns:
         `(key, model, data, client, **extra) -> (model, loss)`: `key` is the client's key of this round, `extra` goes to
         the optimiser (`anchor=...`), `loss` is the mean training loss over the steps, 0 for a client without rows. An
-        attacker's model is perturbed.
+        attacker's model is perturbed. With recorded steps, `(model, (loss, losses [S]))`: the loss of each step's batch
+        before the step, 0 of steps that are not made.
 
     Raises:
         TypeError: `optimizer` is no optax optimiser.
@@ -73,8 +76,8 @@ def local_train(
     descend = descent_step(optimizer, averages)
     task = task if averages is None else task._replace(loss=averages.loss)
     if batch_size is None:
-        return _full_batch(task, optimizer, descend, local_epochs, block)
-    return _mini_batches(task, optimizer, descend, local_epochs, batch_size, block)
+        return _full_batch(task, optimizer, descend, local_epochs, block, recorded_steps)
+    return _mini_batches(task, optimizer, descend, local_epochs, batch_size, block, recorded_steps)
 
 
 def checked_optimizer(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
@@ -132,11 +135,16 @@ def descent_step(optimizer: optax.GradientTransformationExtraArgs, averages: Ave
 
 
 def _full_batch(
-    task: Task, optimizer: optax.GradientTransformationExtraArgs, descend: Descend, local_epochs: int, block: int
+    task: Task,
+    optimizer: optax.GradientTransformationExtraArgs,
+    descend: Descend,
+    local_epochs: int,
+    block: int,
+    recorded_steps: int,
 ) -> Train:
     """Returns `local_train` with a step of all rows per epoch."""
 
-    def train(key: Key, model: Params, data: FederatedData, client: Array, **extra) -> tuple[Params, Array]:
+    def train(key: Key, model: Params, data: FederatedData, client: Array, **extra) -> tuple[Params, Any]:
         epochs = conduct.epoch_count(key, data, local_epochs)
         # without rows no step is made: momentum and proximal terms would move the model at gradient zero
         steps = trip_count(key, data, client, local_epochs, None)
@@ -153,16 +161,19 @@ def _full_batch(
         form = coordinates.choose(shorter, TrainingForm(model, extra, gradient))
 
         def epoch(index: Array, carry):
-            model, state, memory, total = carry
+            model, state, memory, total, losses = carry
             dropout = key_for(key, Stream.DROPOUT, index)
             loss, gradient, memory = form.loss_and_gradient(model, memory, dropout, None)
-            return *descend(model, state, gradient, form.extra, data.rate), memory, total + loss
+            losses = _record_loss(losses, index, loss)
+            return *descend(model, state, gradient, form.extra, data.rate), memory, total + loss, losses
 
         dtype = jax.eval_shape(task.loss, model, batch_shape(data), key).dtype
-        carry = (form.model, optimizer.init(form.model), form.memory, jnp.zeros((), dtype))
-        trained, _, memory, total = jax.lax.fori_loop(0, steps, epoch, carry)
+        losses = jnp.zeros(recorded_steps, dtype) if recorded_steps else None
+        carry = (form.model, optimizer.init(form.model), form.memory, jnp.zeros((), dtype), losses)
+        trained, _, memory, total, losses = jax.lax.fori_loop(0, steps, epoch, carry)
         sent = conduct.perturb_model(key, model, form.restore(trained, memory), data, client)
-        return sent, total / jnp.asarray(epochs).astype(dtype)
+        loss = total / jnp.asarray(epochs).astype(dtype)
+        return sent, loss if losses is None else (loss, losses)
 
     return train
 
@@ -174,10 +185,11 @@ def _mini_batches(
     local_epochs: int,
     batch_size: int,
     block: int,
+    recorded_steps: int,
 ) -> Train:
     """Returns `local_train` with a step per mini-batch."""
 
-    def train(key: Key, model: Params, data: FederatedData, client: Array, **extra) -> tuple[Params, Array]:
+    def train(key: Key, model: Params, data: FederatedData, client: Array, **extra) -> tuple[Params, Any]:
         size = row_count(data, client)
         width = min(batch_size, max(data.train.max_size, 1))
         slots = -(-max(data.train.max_size, 1) // width) * width  # the longest client, rounded up to whole batches
@@ -208,31 +220,42 @@ def _mini_batches(
             order = jnp.argsort(bits | padding).astype(jnp.int32)
 
             def step(number: Array, carry):
-                model, state, memory, total = carry
+                model, state, memory, total, losses = carry
                 positions = jax.lax.dynamic_slice(order, (number * width,), (width,))
                 dropout = key_for(key, Stream.DROPOUT, index, number)
                 loss, gradient, memory = form.loss_and_gradient(model, memory, dropout, positions)
                 count = (positions < size).sum()
+                if losses is not None:
+                    made = jnp.asarray(index, jnp.int32) * -(-size // width)
+                    losses = _record_loss(losses, made + jnp.asarray(number, jnp.int32), loss)
                 return (
                     *descend(model, state, gradient, form.extra, data.rate),
                     memory,
                     total + loss * count.astype(loss.dtype),
+                    losses,
                 )
 
             return jax.lax.fori_loop(0, -(-size // width), step, carry), None
 
         dtype = jax.eval_shape(task.loss, model, batch_shape(data), key).dtype
-        carry = (form.model, optimizer.init(form.model), form.memory, jnp.zeros((), dtype))
+        losses = jnp.zeros(recorded_steps, dtype) if recorded_steps else None
+        carry = (form.model, optimizer.init(form.model), form.memory, jnp.zeros((), dtype), losses)
         epochs = conduct.epoch_count(key, data, local_epochs)
         if isinstance(epochs, int):
-            (trained, _, memory, total), _ = jax.lax.scan(epoch, carry, jnp.arange(epochs))
+            (trained, _, memory, total, losses), _ = jax.lax.scan(epoch, carry, jnp.arange(epochs))
         else:
             carry = jax.lax.fori_loop(0, epochs, lambda index, carry: epoch(carry, index)[0], carry)
-            trained, _, memory, total = carry
+            trained, _, memory, total, losses = carry
         sent = conduct.perturb_model(key, model, form.restore(trained, memory), data, client)
-        return sent, total / (epochs * jnp.maximum(size, 1)).astype(dtype)
+        loss = total / (epochs * jnp.maximum(size, 1)).astype(dtype)
+        return sent, loss if losses is None else (loss, losses)
 
     return train
+
+
+def _record_loss(losses: Array | None, step: Array, loss: Array) -> Array | None:
+    """Returns the losses of the first steps `[S]` with that of a step, of a later one unchanged; None for none."""
+    return None if losses is None else losses.at[step].set(loss, mode="drop")
 
 
 def _filled_share(data: FederatedData, places: int, block: int) -> float:

@@ -4,9 +4,9 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
-from jaxfl.clustering.kmeans import KMeans, kmeans
-from jaxfl.typing import Array, Key
+from jaxfl.typing import Array
 
 
 def leading_coordinates(products: Array, count: int) -> tuple[Array, Array]:
@@ -35,25 +35,19 @@ def leading_coordinates(products: Array, count: int) -> tuple[Array, Array]:
 
 
 @functools.partial(jax.jit, static_argnames="num_clusters")
-def spectral_clustering(key: Key, affinity: Array, num_clusters: int, mask: Array | None = None) -> KMeans:
-    """Returns the k-means clustering of the rows of the K leading eigenvectors of D^-1/2 A D^-1/2, each of length 1.
-
-    D has the sums of the rows of A. Points without any affinity have the row 0.
+def spectral_clustering(affinity: Array, num_clusters: int, mask: Array | None = None) -> Array:
+    """Returns the clusters `[N]` int32 of points by the K leading vectors of their embedding; -1 for absent points.
 
     Args:
-        key: of k-means, see `kmeans.kmeans`.
-        affinity: A, float `[N, N]`, symmetric, at least 0, larger for more similar points.
+        affinity: float `[N, N]`, symmetric, at least 0, larger for more similar points; its diagonal is not used.
         num_clusters: K, at most N.
         mask: bool `[N]`, False for absent points; None if no point is absent.
 
     Raises:
         ValueError: there are more clusters than points, or the affinities are not a square matrix.
 
-    Reference: Ng, Jordan and Weiss, "On spectral clustering: analysis and an algorithm", NeurIPS 2001.
-
-    >>> affinity = jnp.eye(4) + jnp.eye(4)[jnp.array([2, 3, 0, 1])]  # points 0 and 2 are alike, 1 and 3 are
-    >>> labels = spectral_clustering(jax.random.key(0), affinity, 2).labels.tolist()
-    >>> labels[0] == labels[2] != labels[1] == labels[3]
+    >>> affinity = jnp.eye(4)[jnp.array([2, 3, 0, 1])]  # points 0 and 2 are alike, 1 and 3 are
+    >>> spectral_clustering(affinity, 2).tolist() in ([0, 1, 0, 1], [1, 0, 1, 0])
     True
     """
     if affinity.ndim != 2 or affinity.shape[0] != affinity.shape[1]:
@@ -62,10 +56,64 @@ def spectral_clustering(key: Key, affinity: Array, num_clusters: int, mask: Arra
     if not 1 <= num_clusters <= count:
         raise ValueError(f"num_clusters must be from 1 to the number of points ({count}), got {num_clusters}.")
     mask = jnp.ones(count, bool) if mask is None else mask
-    weights = jnp.where(mask[:, None] & mask[None], affinity.astype(jnp.result_type(float)), 0)
+    return jnp.where(mask, cluster_qr(spectral_embedding(affinity, num_clusters, mask)), -1)
+
+
+def spectral_embedding(affinity: Array, size: int, mask: Array) -> Array:
+    """Returns the leading eigenvectors `[N, size]` of D^-1/2 A D^-1/2, divided by the roots of D; a constant first.
+
+    D has the sums of the rows of A, whose diagonal counts as 0. Absent points have a row of zeros, and change no other
+    one.
+
+    Args:
+        affinity: A, see `spectral_clustering`.
+        size: number of vectors, at most N.
+        mask: bool `[N]`, False for absent points.
+
+    >>> affinity = jnp.kron(jnp.eye(2), jnp.ones((2, 2))) + 0.1
+    >>> second = spectral_embedding(affinity, 2, jnp.ones(4, bool))[:, 1]
+    >>> jnp.sign(second * second[0]).tolist()
+    [1.0, 1.0, -1.0, -1.0]
+    """
+    pair = mask[:, None] & mask[None] & ~jnp.eye(affinity.shape[0], dtype=bool)
+    weights = jnp.where(pair, affinity, 0)
     degree = weights.sum(1)
-    scale = jnp.where(degree > 0, 1 / jnp.sqrt(jnp.where(degree > 0, degree, 1)), 0)
-    _, vectors = leading_coordinates(scale[:, None] * weights * scale[None], num_clusters)
-    length = jnp.sqrt(jnp.square(vectors).sum(1, keepdims=True))
-    points = vectors / jnp.where(length > 0, length, 1)
-    return kmeans(key, points, num_clusters, mask=mask)
+    root = jnp.sqrt(jnp.where(degree > 0, degree, 1))
+    scaled = weights / (root[:, None] * root[None])
+    # eigenvalues are from -1 to 1: with -2, absent points come last
+    scaled = scaled - jnp.diag(jnp.where(mask, 0, 2).astype(scaled.dtype))
+    vectors = jnp.linalg.eigh(scaled)[1][:, ::-1][:, :size]
+    return jnp.where(mask[:, None], vectors / root[:, None], 0)
+
+
+def cluster_qr(vectors: Array) -> Array:
+    """Returns the clusters `[N]` int32 of the rows of an embedding, by QR with column pivoting; nothing is drawn.
+
+    The K rows that are farthest from the span of those before them are chosen, ties to the lowest. Every row has the
+    cluster of the column in which it is largest, after the rotation that brings the chosen rows nearest to the axes.
+    The clusters, but for their numbers, do not depend on the signs of the vectors, nor on the basis of equal
+    eigenvalues.
+
+    Args:
+        vectors: `[N, K]`, as many clusters as columns.
+
+    Reference: Damle, Minden and Ying, "Simple, direct and efficient multi-way spectral clustering", 2019.
+
+    >>> cluster_qr(jnp.array([[1.0, 0.1], [0.9, 0.0], [0.1, 1.0]])).tolist()
+    [0, 0, 1]
+    """
+    count, numbers = vectors.shape[1], jnp.arange(vectors.shape[0], dtype=jnp.int32)
+
+    def pivot(index: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
+        left, chosen = now
+        lengths = jnp.square(left).sum(1)
+        taken = (numbers[:, None] == chosen[None]).any(1)
+        best = jnp.argmax(jnp.where(taken, -1, lengths)).astype(jnp.int32)
+        unit = left[best] / jnp.where(lengths[best] > 0, jnp.sqrt(lengths[best]), 1)
+        return left - (left * unit[None]).sum(1, keepdims=True) * unit[None], chosen.at[index].set(best)
+
+    rows = lax.fori_loop(0, count, pivot, (vectors, jnp.full(count, -1, jnp.int32)))[1]
+    left, _, right = jnp.linalg.svd(vectors[rows].T)
+    rotation = jnp.matmul(left, right, precision=lax.Precision.HIGHEST)
+    turned = (vectors[:, :, None] * rotation[None]).sum(1)  # few columns
+    return jnp.argmax(jnp.abs(turned), axis=1).astype(jnp.int32)

@@ -39,6 +39,8 @@ from jaxfl.methods.feddyn import feddyn as feddyn
 from jaxfl.methods.fedem import PRESETS as FEDEM_PRESETS
 from jaxfl.methods.fedem import fedem as fedem
 from jaxfl.methods.fedgroup import fedgroup as fedgroup
+from jaxfl.methods.fedgwc import PRESETS as FEDGWC_PRESETS
+from jaxfl.methods.fedgwc import fedgwc as fedgwc
 from jaxfl.methods.fednova import NO_WIRE as FEDNOVA_NO_WIRE
 from jaxfl.methods.fednova import PRESETS as FEDNOVA_PRESETS
 from jaxfl.methods.fednova import fednova as fednova
@@ -586,6 +588,14 @@ CLUSTERED: dict[str, Row] = {  # a model for each cluster
                 up="its first update",
             ),
         ),
+    ),
+    "fedgwc": Row(
+        fedgwc,
+        "clusters split by the losses that clients meet in training",
+        "Licciardi et al., ICML 2025",
+        small={"eps": float("inf"), "gamma": 3.0},
+        presets=FEDGWC_PRESETS,
+        newcomers=LOWEST_LOSS,
     ),
     "pacfl": Row(
         pacfl,

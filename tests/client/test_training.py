@@ -21,6 +21,7 @@ from jaxfl.client.passes import (
     mean_losses,
     rows_at_once,
 )
+from jaxfl.client.steps import step_count
 from jaxfl.client.training import local_train
 from jaxfl.data import conditions
 from jaxfl.data.clients import Batch
@@ -155,6 +156,32 @@ def test_stragglers_make_the_first_of_their_epochs(batch_size, block, key):
     for client, epochs in enumerate(counts.tolist()):
         wanted = plain_loop(key, "momentum", start, client, epochs, batch_size)
         close((trained["w"][client], loss[client]), wanted)
+
+
+@pytest.mark.parametrize("stragglers", [None, 0.5])
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_losses_of_the_first_steps_are_those_before_each_and_change_nothing(batch_size, stragglers, key):
+    """Also of fewer steps than are recorded, and of clients that make fewer epochs."""
+    data = DATA if stragglers is None else conditions.straggle(DATA, stragglers)
+    data, start, options = jax.device_put(data), QUADRATIC.init(key), {"local_epochs": 3, "batch_size": batch_size}
+    plain = local_train(QUADRATIC, MOMENTUM, **options)
+    watched = local_train(QUADRATIC, MOMENTUM, **options, recorded_steps=4)
+
+    def run(client):
+        own = key_for(key, Stream.BATCHES, 0, client)
+        count = step_count(own, data, client, 3, batch_size)
+        return plain(own, start, data, client), watched(own, start, data, client), count
+
+    wanted, (trained, (loss, losses)), counts = on_every_client(run)
+    close((trained, loss), wanted)
+    for client, count in enumerate(counts.tolist()):
+        (x, y), w, velocity, seen = problems.rows_of(DATA)[client], np.asarray(start["w"]), np.zeros(3), []
+        address = key_for(key, Stream.BATCHES, 0, client)
+        for rows in batches(address, len(y), 3, batch_size) if len(y) else ():
+            seen.append(quadratic_loss(w, x[rows], y[rows]))
+            velocity = 0.9 * velocity + problems.quadratic_gradient(w, x[rows], y[rows])
+            w = w - 0.2 * velocity
+        close(losses[client], np.pad(seen[: min(count, 4)], (0, 4 - min(count, 4))))
 
 
 def attacked(kind, who=(0, 3), scale=2.0):
