@@ -101,8 +101,8 @@ ROWS = (
     Row("wecfl_cam", COUNT, passes=2.0),
     Row("pacfl", "threshold", (5.0, 10.0, 20.0), (1.25, 2.5, 40.0)),  # degrees
     Row("fedgroup", COUNT),
-    # the default eps is for thousands of rounds
-    Row("fedgwc", "gamma", (0.1, 1.0, 10.0), (0.01, 100.0), items=("eps=0.001",)),
+    # with all clients in every round eps is all that decides when it splits
+    Row("fedgwc", "eps", (1e-5, 1e-4, 1e-3), (1e-6, 1e-2)),
     Row("fedem", COUNT, passes=None),
     Row("fedrc", COUNT, passes=None),
     Row("fedsoft", COUNT, pull=0.1),
