@@ -227,7 +227,7 @@ def check_error(channel: Transform | None, lengths: Sequence[int]) -> None:
 class _Collected(NamedTuple):
     """One contribution without its sum, of one client or, stacked, of a cohort."""
 
-    update: Array  # [d]
+    update: Array  # [d], 0 of what does not count or is not finite
     weight: Array  # []
     counts: Array  # [] bool: it has a weight and a cluster
     finite: Array  # [] bool
@@ -351,7 +351,7 @@ class _RoundWire:
         forged, forges = [], jnp.zeros(cohort.ids.shape, bool)
         for one, count in zip(many, sums, strict=True):
             labels = jnp.where(one.counts & one.finite & cohort.mask, one.cluster, -1)
-            updates = _by_coordinate(jnp.where((labels >= 0)[:, None], one.update, 0), cohort.plan.mesh)
+            updates = _by_coordinate(one.update, cohort.plan.mesh)
             update, attacks = collusion.forge(updates, labels, cohort.ids, count)
             forged, forges = [*forged, update[:, : one.update.shape[1]]], forges | attacks
         if (channel := self.channel) is not None:
@@ -391,7 +391,7 @@ class _RoundWire:
         """
         counts, count = many.counts & cohort.mask, starts.weight.shape[0]
         labels = jnp.where(counts & many.finite, many.cluster, -1)
-        updates = _by_coordinate(jnp.where((labels >= 0)[:, None], many.update, 0), cohort.plan.mesh)
+        updates = _by_coordinate(many.update, cohort.plan.mesh)
         if self.aggregator is None:
             weights = jax.nn.one_hot(labels, count, dtype=updates.dtype) * many.weight[:, None].astype(updates.dtype)
             added = jnp.matmul(weights.T, updates, precision="highest")  # [K, d]
@@ -459,8 +459,9 @@ def _collect(one: Contribution) -> tuple[Contribution, _Collected]:
             "as those of fedsoft."
         )
     start, finite = _full_start(one), tree.is_finite(one.values)
-    update = tree.ravel(_update(one))
     counts = (one.weight > 0) & (one.cluster >= 0) & (one.cluster < one.num_clusters)
+    # zeros for what does not count: here, since of all clients together it would be one more array [C, d]
+    update = tree.ravel(jax.tree.map(lambda leaf: jnp.where(counts & finite, leaf, 0), _update(one)))
     weight = jnp.where(finite, one.weight, jnp.zeros((), one.weight.dtype))
     collected = _Collected(update, weight, counts, finite, one.cluster)
     return dataclasses.replace(one, values=start, weight=weight), collected

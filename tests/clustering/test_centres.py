@@ -53,6 +53,17 @@ def test_median_is_numpys(sizes, seed):
     np.testing.assert_allclose(found(centres.median, given_), wanted, rtol=1e-6)
 
 
+@pytest.mark.parametrize("count", [*range(1, 10), 33])
+def test_median_of_infinite_numbers_and_nan_is_numpys(count):
+    for seed in range(5):
+        points, labels, empty = problem(seed, count, 6)
+        members = (labels >= 0) & (labels < CLUSTERS)
+        points[members, 1] = np.where(points[members, 1] > 1, np.inf, points[members, 1])
+        points[members, 2] = np.where(points[members, 2] > 2, np.nan, points[members, 2])
+        wanted = by_cluster(points, labels, empty, lambda members: np.median(members, axis=0))
+        np.testing.assert_array_equal(found(centres.median, (points, labels, empty)), wanted)
+
+
 @pytest.mark.parametrize("length", [1, 6, 7, 20])
 def test_blocks_change_nothing(monkeypatch, length):
     given_ = problem(4, 12, length)
@@ -67,7 +78,9 @@ def test_blocks_change_nothing(monkeypatch, length):
 def test_ranks_do_not_overflow(count):
     """Ranks are int8 below 128 points."""
     points = np.random.default_rng(0).permutation(count).astype(np.float32)[:, None]
-    got = centres.median(jnp.asarray(points), jnp.zeros(count, jnp.int32), jnp.zeros((1, 1)))
+    given_ = jnp.asarray(points), jnp.zeros(count, jnp.int32), jnp.zeros((1, 1))
+    got = centres.trimmed_mean(*given_, share=0.5)
+    assert float(centres.median(*given_)[0, 0]) == float(got[0, 0])
     assert float(got[0, 0]) == (count - 1) / 2
 
 
