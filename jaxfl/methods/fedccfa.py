@@ -366,8 +366,8 @@ def mean_absolute_differences(vectors: Array, alive: Array) -> Array:
     """Returns the mean over all others z of |cos(v_i, v_z) - cos(v_j, v_z)| `[C, C]`; NaN where there is no other.
 
     Args:
-        vectors: v `[C, d]`, finite.
-        alive: bool `[C]`; others do not count.
+        vectors: v `[C, d]`.
+        alive: bool `[C]`; others do not count, and their vectors and differences may be anything.
 
     References: Sarkar and Ghosh, "On perfect clustering of high dimension, low sample size data", 2020 (MADD).
 
@@ -375,15 +375,11 @@ def mean_absolute_differences(vectors: Array, alive: Array) -> Array:
     >>> mean_absolute_differences(vectors, jnp.ones(4, bool))[0].round(3).tolist()
     [0.0, 0.4..., 0.6..., 0.8...]
     """
-    cosines, places = distances.cosine(vectors), jnp.arange(alive.size)
-
-    def row(i: Array) -> Array:
-        counts = alive[None] & (places != i)[None] & (places[:, None] != places[None])  # [C j, C z]
-        apart = jnp.where(counts, jnp.abs(cosines[i][None] - cosines), 0).sum(1)
-        number = counts.sum(1)
-        return jnp.where(number > 0, apart / jnp.maximum(number, 1).astype(apart.dtype), jnp.nan)
-
-    return jax.vmap(row)(places)
+    cosines = distances.cosine(jnp.where(alive[:, None], vectors, 0))  # 0 with clients that do not count
+    to_itself = jnp.abs(jnp.diagonal(cosines)[:, None] - cosines)  # of z = i, or transposed of z = j
+    apart = jnp.maximum(distances.l1(cosines) - to_itself - to_itself.T, 0)
+    number = alive.sum(dtype=jnp.int32) - 2
+    return jnp.where(number > 0, apart / jnp.maximum(number, 1).astype(apart.dtype), jnp.nan)
 
 
 def class_clusters(vectors: Array, alive: Array, threshold: float | Array) -> Array:
@@ -397,8 +393,7 @@ def class_clusters(vectors: Array, alive: Array, threshold: float | Array) -> Ar
 
     def of_class(part: tuple[Array, Array]) -> Array:
         vectors, alive = part
-        apart = mean_absolute_differences(jnp.where(alive[:, None], vectors, 0), alive)
-        return threshold_components(-apart, -threshold, alive)
+        return threshold_components(-mean_absolute_differences(vectors, alive), -threshold, alive)
 
     return jax.lax.map(of_class, (jnp.moveaxis(vectors, 1, 0), alive.T))
 
