@@ -35,7 +35,7 @@ from jaxfl.schema import REQUIRED, Option, did_you_mean, quoted
 from jaxfl.settings import methods as known
 from jaxfl.settings import models, options
 from jaxfl.settings.optimizers import OPTIMIZERS, SERVERS
-from jaxfl.settings.switches import SWITCHES, attack_options
+from jaxfl.settings.switches import SWITCHES, attack_options, availability_options
 from jaxfl.settings.user_code import run_label
 from jaxfl.simulation.callbacks import Finished
 from jaxfl.simulation.interrupts import Stopped
@@ -291,6 +291,7 @@ CHOICES: dict[str, tuple[str, Callable[[str], Collection[str]]]] = {
     "optimizer": ("optimizer", lambda name: OPTIMIZERS[name][1] if name in OPTIMIZERS else ()),
     "server_optimizer": ("server", lambda name: SERVERS[name][1] if name in SERVERS else ()),
     "attack": ("data", attack_options),
+    "availability": ("run", availability_options),
 }
 
 

@@ -1,6 +1,6 @@
 """Options that count with some values of another option alone, such as those of an attack."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from jaxfl.data.conditions import BACKDOORS, UNSCALED
@@ -37,6 +37,18 @@ def attack_options(kind: str) -> tuple[str, ...]:
     return (*scale, "attack_target") if kind in BACKDOORS else scale
 
 
+def availability_options(pattern: str) -> tuple[str, ...]:
+    """Returns the options that not all patterns of availability have, of one of them."""
+    return ("availability_period",) if pattern == "diurnal" else ()
+
+
+# What is chosen by name: all options that some choices have, and those of one.
+CHOICES: dict[str, tuple[tuple[str, ...], Callable[[str], tuple[str, ...]]]] = {
+    "attack": (("attack_scale", "attack_target"), attack_options),
+    "availability": (("availability_period",), availability_options),
+}
+
+
 def unused_options(values: Mapping[str, Any]) -> Collection[str]:
     """Returns the options that do not count in a setting, whatever their values.
 
@@ -45,8 +57,8 @@ def unused_options(values: Mapping[str, Any]) -> Collection[str]:
 
     >>> sorted(unused_options({"attack": None, "finetune": 1, "noise": None, "epsilon": 8.0}))
     ['attack_scale', 'attack_target', 'attackers']
-    >>> sorted(unused_options({"attack": "sign-flip"}))
-    ['attack_target']
+    >>> sorted(unused_options({"attack": "sign-flip", "availability": "random"}))
+    ['attack_target', 'availability_period']
     """
     texts = {name: "none" if value is None else value for name, value in values.items()}
     unused = {
@@ -55,6 +67,7 @@ def unused_options(values: Mapping[str, Any]) -> Collection[str]:
         if all(texts.get(name) == switch.off for name in switch.by)
         for option in switch.options
     }
-    if (kind := texts.get("attack", "none")) != "none":
-        unused |= {"attack_scale", "attack_target"} - set(attack_options(kind))
+    for choice, (options, having) in CHOICES.items():
+        if choice in texts:
+            unused |= set(options) - set(having(texts[choice]))
     return unused

@@ -243,6 +243,17 @@ BACKDOOR = {"data.attack": "backdoor", "data.attackers": 0.2, "data.attack_targe
             ["", " finetune=1 finetune_pull=0.5"],
         ),
         (
+            [
+                {"run.availability": pattern, "run.availability_period": period}
+                for pattern, period in (("always", 24.0), ("diurnal", 24.0), ("diurnal", 12.0))
+            ],
+            [
+                " availability=always",
+                " availability=diurnal availability_period=24.0",
+                " availability=diurnal availability_period=12.0",
+            ],
+        ),
+        (
             [{"run.compress": code, "run.error_feedback": held} for code, held in (("sign", False), ("sign", True))],
             [" error_feedback=false", " error_feedback=true"],
         ),

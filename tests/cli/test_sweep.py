@@ -187,6 +187,7 @@ def test_options_of_a_choice_go_to_settings_with_that_choice():
         ("schedule", "constant", "step", "schedule_rounds=5"),
         ("finetune", "none", "1", "finetune_batch_size=4"),
         ("finetune", "none", "1", "finetune_pull=0.5"),
+        ("availability", "random", "diurnal", "availability_period=12"),
         ("noise", "none", "1", "delta=0.01"),
         ("epsilon", "none", "8", "accounting=poisson-assumed"),
         ("compress", "none", "sign", "error_feedback=true"),
