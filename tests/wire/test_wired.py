@@ -211,6 +211,34 @@ def test_every_round_tells_its_smallest_sum(name, key):
     assert (info.extra["smallest_sum"].shape, info.extra["smallest_sum"].dtype) == ((), jnp.int32)
 
 
+PARTS = {
+    "clip": {"channel": clip(0.5)},
+    "topk": {"channel": top_k(0.1)},
+    "qsgd": {"channel": qsgd(8)},
+    "median": {"aggregator": median()},
+    "krum": {"aggregator": krum(0.2)},
+    "privacy": {"privacy": jaxfl.Privacy(clip=0.5, noise=1.0)},
+}
+
+
+@pytest.mark.rotating(weeks=16)
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_takes_a_wire_or_refuses_it_as_its_row_says(name, key):
+    """Traced, and not compiled."""
+    row = METHODS[name]
+    options = {**case_options(row), **({"mean_over": "cohort"} if name == "fedem" else {})}
+    method, data = row.factory(linear_task(), optax.sgd(0.3), **options), federation()
+    state, refused = jax.eval_shape(method.init, key, data), set()
+    for part, wire in PARTS.items():
+        try:
+            jax.eval_shape(wired(method, **wire).round, key, state, data, full_cohort())
+        except ValueError:
+            refused.add(part)
+    collected = {"median", "krum"} if name == "fedsoft" else set()
+    private = {"privacy"} if row.seen(options).level != "sums" or name == "fedsoft" else set()
+    assert refused == (set(PARTS) if row.no_wire else collected | private)
+
+
 def test_sums_of_few_clients_are_dropped(key):
     data, cohort = federation(), small_cohort((0, 2, 3, 4, 6))  # all but client 3 are of one group
     method = methods.ifca(linear_task(), optax.sgd(0.3), num_clusters=2, local_epochs=1)
