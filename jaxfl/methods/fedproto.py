@@ -43,7 +43,7 @@ from jaxfl.schema import Traceable, checked, is_known
 from jaxfl.server import aggregate
 from jaxfl.server.wire_context import refuse_wire
 from jaxfl.tasks import Task, masked_mean
-from jaxfl.tasks.contract import Averages, averages_of, with_constant_leaves, with_loss, with_moving_averages
+from jaxfl.tasks.contract import joint_averages, with_constant_leaves, with_loss
 from jaxfl.typing import Array, Key, Params
 
 NO_WIRE = "its clients send means of features and no update of a model"
@@ -190,12 +190,8 @@ def prototype_task(task: Task, head: Head, served: Literal["prototypes", "head"]
         near = -mean_squared_distances(seen.features, model["prototypes"])
         return jnp.where(usable.any(), jnp.where(usable[None], near, -jnp.inf), seen.logits)
 
-    running, learning, names = averages_of(task), loss, frozenset[str]()
-    if running is not None:
-        learning = with_moving_averages(running, loss, lambda fn, model: fn(model["net"]))
-        names = frozenset(f"net/{name}" for name in running.names)
-    staying = with_constant_leaves(learning, lambda model: [model["prototypes"], model["usable"]])
-    averages = Averages(names | {"prototypes", "usable"}, staying)
+    staying = with_constant_leaves(loss, lambda model: [model["prototypes"], model["usable"]])
+    averages = joint_averages(task, staying, frozenset({"prototypes", "usable"}))
     return with_loss(task, loss, averages)._replace(init=init, outputs=outputs)
 
 

@@ -39,7 +39,7 @@ from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate, optimizers
 from jaxfl.tasks import Task, masked_mean
-from jaxfl.tasks.contract import Averages, Loss, averages_of, with_loss, with_moving_averages
+from jaxfl.tasks.contract import joint_averages, with_loss
 from jaxfl.typing import Array, Key, Params
 
 
@@ -177,7 +177,7 @@ def two_heads(task: Task, head: Head) -> Task:
         seen = trained(model["net"], batch, key)
         return cross_entropy(seen.logits + _personal_logits(seen.features, model["personal"]), batch)
 
-    return with_loss(task, loss, _averages_below(task, loss))._replace(init=init, outputs=outputs)
+    return with_loss(task, loss, joint_averages(task, loss))._replace(init=init, outputs=outputs)
 
 
 def training_task(both: Task, task: Task, head: Head, prior: Array | None) -> Task:
@@ -200,16 +200,7 @@ def training_task(both: Task, task: Task, head: Head, prior: Array | None) -> Ta
         personal = cross_entropy(z + _personal_logits(x, model["personal"]), batch)
         return personal + (generic - jax.lax.stop_gradient(generic))  # of the generic loss the gradient only
 
-    return with_loss(both, loss, _averages_below(task, loss))
-
-
-def _averages_below(task: Task, loss: Loss) -> Averages | None:
-    """Returns the running averages of the network of a joint model."""
-    averages = averages_of(task)
-    if averages is None:
-        return None
-    moving = with_moving_averages(averages, loss, lambda fn, model: fn(model["net"]))
-    return Averages(frozenset(f"net/{name}" for name in averages.names), moving)
+    return with_loss(both, loss, joint_averages(task, loss))
 
 
 def _personal_logits(features: Array, own: PersonalHead) -> Array:

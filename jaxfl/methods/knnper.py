@@ -35,7 +35,7 @@ from jaxfl.random import Stream, key_for
 from jaxfl.schema import Traceable, checked, is_known
 from jaxfl.server.aggregate import Weighting
 from jaxfl.tasks import Task, masked_mean
-from jaxfl.tasks.contract import Averages, averages_of, with_constant_leaves, with_loss, with_moving_averages
+from jaxfl.tasks.contract import joint_averages, with_constant_leaves, with_loss
 from jaxfl.typing import Array, Key, Params
 
 Mixing = Literal["probabilities", "logits"]
@@ -154,13 +154,8 @@ def memory_task(
         found = optax.softmax_cross_entropy_with_integer_labels(outputs(model, batch), batch.y)
         return masked_mean(found, batch.mask)
 
-    running, learning, names = averages_of(task), loss, frozenset[str]()
-    if running is not None:
-        learning = with_moving_averages(running, loss, lambda fn, model: fn(model["net"]))
-        names = frozenset(f"net/{name}" for name in running.names)
-    staying = with_constant_leaves(learning, lambda model: [model[name] for name in MEMORY])
-    averages = Averages(names | {*MEMORY}, staying)
-    served = with_loss(task, loss, averages)
+    staying = with_constant_leaves(loss, lambda model: [model[name] for name in MEMORY])
+    served = with_loss(task, loss, joint_averages(task, staying, frozenset(MEMORY)))
     return served._replace(init=lambda key: empty_memory(task.init(key), head, capacity), outputs=outputs)
 
 

@@ -328,6 +328,21 @@ def with_moving_averages(
     return under
 
 
+def joint_averages(task: Task, loss: Loss, names: frozenset[str] = frozenset()) -> Averages | None:
+    """Returns the running averages of a model `{"net", ...}`, a network with other leaves beside it; None without any.
+
+    Args:
+        task: of the network.
+        loss: `(model, batch, key) -> []` of the whole model; the gradients of `names` are the values that they get.
+        names: of leaves beside the network that are running averages, too.
+    """
+    averages = averages_of(task)
+    if averages is None:
+        return Averages(names, loss) if names else None
+    moving = with_moving_averages(averages, loss, lambda fn, model: fn(model["net"]))
+    return Averages(names | {f"net/{name}" for name in averages.names}, moving)
+
+
 def without_averages(averages: Averages | None, values: Params) -> Params:
     """Returns a tree like the model (a gradient, a change) with zeros in place of a task's running averages."""
     if averages is None:
