@@ -36,6 +36,7 @@ class Row(NamedTuple):
         passes: how often it goes over a client's rows with gradients where FedAvg goes once: 2 for a method that trains
             two models. It makes as many rounds fewer. None is the number itself: a method that trains all its models.
         beside: more passes of a round, however many local epochs there are.
+        once: rounds of FedAvg that its training before the first round takes, where no option says their epochs.
         pull: the method's default of the weight of its pull, if it has one and another number is chosen.
         items: more options, `key=value`, where the defaults do not suit; `{clients}` is how many there are.
         elsewhere: another grid for some federations, by their names.
@@ -49,6 +50,7 @@ class Row(NamedTuple):
     beyond: tuple[float, ...] = ()
     passes: float | None = 1.0
     beside: float = 0.0
+    once: float = 0.0
     pull: float | None = None
     items: tuple[str, ...] = ()
     elsewhere: Mapping[str, tuple[Number, ...]] = {}
@@ -119,6 +121,7 @@ ROWS = (
     Row("fedpac", "alignment_weight", (0.1, 1.0, 10.0), (0.01, 100.0), beside=1.0),
     # runs of 20 to 60 rounds; five epochs of the head on at most five rows of a class are about one on all rows
     Row("fedccfa", "threshold", (0.03, 0.1, 0.3), (0.01, 1.0), beside=2.0, items=("align_from=5",)),
+    Row("feddbe", "mean_pull", (0.5, 5.0, 50.0), (0.05, 500.0), once=1.0),
     Row("fedproto", "prototype_weight", (0.1, 1.0, 10.0), (0.01, 100.0)),  # PFLlib has 10 for its mean over coordinates
     Row("knnper", "memory_weight", (0.25, 0.5, 0.75), (0.1, 0.9)),
     Row("fedbabu", "finetune_part", ("all", "head", "body")),
@@ -132,7 +135,7 @@ ROWS = (
 )
 ABSENT = {"fedbn": "no network here has layers of normalisation"}  # who takes no part, and why
 HEADS = "it needs the features of classes, and here are none"
-WITHOUT_CLASSES = dict.fromkeys(("fedpac", "fedccfa", "fedrod", "fedproto", "knnper"), HEADS)
+WITHOUT_CLASSES = dict.fromkeys(("fedpac", "fedccfa", "fedrod", "feddbe", "fedproto", "knnper"), HEADS)
 ABSENT_FROM = {
     "fortunes": {
         **WITHOUT_CLASSES,
@@ -226,8 +229,8 @@ def passes_once(one: Row, on: Federation) -> float:
     [2.5, 1.0, 0.0, 1.0]
     """
     options = function_options(methods.row(one.method).factory)
-    found = [options[name] for name in ("first_epochs", "finetune_epochs") if name in options]
-    return sum(((_epochs(on) if option.default is None else option.default) / _epochs(on) for option in found), 0.0)
+    found = [options[name].default for name in ("first_epochs", "finetune_epochs") if name in options]
+    return one.once + sum((_epochs(on) if epochs is None else epochs) / _epochs(on) for epochs in found)
 
 
 def _epochs(on: Federation) -> int:

@@ -33,6 +33,7 @@ from jaxfl.methods.fedcam import wecfl_cam as wecfl_cam
 from jaxfl.methods.fedccfa import NO_WIRE as FEDCCFA_NO_WIRE
 from jaxfl.methods.fedccfa import fedccfa as fedccfa
 from jaxfl.methods.feddane import feddane as feddane
+from jaxfl.methods.feddbe import feddbe as feddbe
 from jaxfl.methods.feddrift import feddrift as feddrift
 from jaxfl.methods.feddyn import PRESETS as FEDDYN_PRESETS
 from jaxfl.methods.feddyn import feddyn as feddyn
@@ -253,6 +254,12 @@ PERSONAL: dict[str, Row] = {  # a model for each client, or a part of one
         "a shared network with a generic head for balanced classes, and a personal head on top of it",
         "Chen and Chao, ICLR 2022",
         newcomers=(Newcomer("nothing", "the network with its generic head"),),
+    ),
+    "feddbe": Row(
+        feddbe,
+        "FedAvg with a personal shift of each client's features, and their mean pulled to that of all clients",
+        "Zhang et al., NeurIPS 2023",
+        newcomers=(Newcomer("nothing", "the network without a shift"),),
     ),
     "fedproto": Row(
         fedproto,

@@ -79,7 +79,7 @@ def test_a_budget_is_counted_in_whole_rounds():
     on = federations.federation("rotated")
     trained = {one.method: rows.passes_once(one, on) for one in rows.rows(on)}
     more = {"fedgroup", "kfed", "robust", "fedbabu"}
-    once = {"fesem", "fesem_ma", "wecfl", "fesem_cam", "wecfl_cam", "fedavg_ft", "fedprox_ft"}
+    once = {"fesem", "fesem_ma", "wecfl", "fesem_cam", "wecfl_cam", "fedavg_ft", "fedprox_ft", "feddbe"}
     assert {name for name, times in trained.items() if times == 2.5} == more
     assert {name for name, times in trained.items() if times == 1.0} == once
     assert sum(times > 0 for times in trained.values()) == len(more | once)

@@ -118,6 +118,7 @@ SEEN = {
     "ifca-balanced": ("ifca", {"start": "balanced"}, "numbers"),
     "ifca-kmeans++": ("ifca", {"start": "kmeans++", "warmup_rounds": 1}, "updates"),
     "ifca-groups": ("ifca", {"start": "groups", "warmup_rounds": 1}, "sums"),
+    "feddbe-cohort": ("feddbe", {"start": "cohort"}, "sums"),
     "fedem-cohort": ("fedem", {"mean_over": "cohort", "weighting": "responsibilities"}, "sums"),
     "fedem-official": ("fedem", {"preset": "official", "mean_over": None, "weighting": "responsibilities"}, "numbers"),
     "stocfl-official": ("stocfl", {"preset": "official"}, "updates"),

@@ -75,7 +75,8 @@ STEPS = {
     "next_token": ("cfl", "fedem", "fesem", "stocfl"),
 }
 
-BY_CLASS = ("fedpac", "fedccfa", "fedproto", "fedrod", "fedrc", "flux", "knnper")  # by features or counts of each class
+# by features, or counts of each class
+BY_CLASS = ("fedpac", "fedccfa", "feddbe", "fedproto", "fedrod", "fedrc", "flux", "knnper")
 
 
 @pytest.mark.rotating

@@ -38,8 +38,7 @@ NO_WIRE = [name for name in OTHERS if METHODS[name].no_wire and METHODS[name].se
 def made(name, **options):
     row = METHODS[name]
     options = {**case_options(row), **options}
-    if name == "fedem":
-        options["mean_over"] = "cohort"
+    options |= {"fedem": {"mean_over": "cohort"}, "feddbe": {"mean_pull": 0.0}}.get(name, {})
     return row.factory(linear_task(), optax.sgd(0.3), **options)
 
 
@@ -391,6 +390,7 @@ def test_what_is_refused_in_one_line(name):
 
 UNBOUNDED = {
     "scaffold": ({"weighting": "rows"}, ("weighting", "rows", "uniform")),
+    "feddbe": ({}, ("start", "everybody", "mean_pull")),
     "feddyn": ({"pull": "rows"}, ("pull", "rows", "equal")),
     "fedem": ({"mean_over": "everybody", "num_clusters": 2}, ("mean_over", "everybody", "cohort")),
     "fedsoft": ({}, ("noise", "fedsoft")),

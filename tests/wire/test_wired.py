@@ -348,6 +348,7 @@ REFUSED = {
     },
     "fedavg": (methods.fedavg, {"update": "chain"}, ("update", "chain", "parallel")),
     "stocfl": (METHODS["stocfl"].factory, {"update": "chain"}, ("update", "chain")),
+    "feddbe": (methods.feddbe, {"start": "cohort"}, ("start", "cohort", "everybody")),
     "feddyn": (methods.feddyn, {"preset": "official"}, ("served", "everybody", "sent")),
 }
 
