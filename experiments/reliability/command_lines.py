@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import numpy as np
 
+from experiments.reliability.wires import WIRES
 from jaxfl import data as federations
 from jaxfl.methods import METHODS
 from jaxfl.models import networks
@@ -38,6 +39,11 @@ WEIRD = (
 )
 SMALL = {"num_clients": "8", "rows_per_client": "20"}
 SLIM = {"mlp": {"hidden": "8"}, "leaf-femnist-cnn": {"hidden": "8"}, "vgg16": {"hidden": "8", "width": "2"}}
+PARTS = {  # of texts with a language of their own
+    "compress": ("none", "topk:0.01", "topk:1.5", "randk:0.1", "sign", "sign:3", "qsgd:8", "bfloat16", "topq:0.1"),
+    "aggregator": ("mean", "median", "trimmed:0.2", "krum:0.2", "krum:0.45", "multikrum", "geomedian", "cclip:1"),
+}
+NOISE, PRIVATE = {"noise", "epsilon"}, {"delta", "denominator", "floor", "accounting"}
 OWN = ("own", "tokens", "gaps", "empty", "broken", "lonely")  # the .npz files of `prepare`
 
 
@@ -139,7 +145,12 @@ def _items(
         owned = f"{option.owner}." if several or draw.random() < 0.1 else ""
         if not owned or option.name not in items:
             items[f"{owned}{option.name}"] = _value(draw, option)
+    if "run" in owners and draw.random() < 0.15:
+        items |= draw.choice(WIRES)
     if draw.random() < 0.9:  # what is refused alone
+        items |= {"noise": "0.5"} if PRIVATE & set(items) and not NOISE & set(items) else {}
+        items |= {"clip": "1.0"} if NOISE & set(items) and "clip" not in items else {}
+        items |= {"compress": "sign"} if "error_feedback" in items and "compress" not in items else {}
         items |= {"attackers": "0.25"} if "attack" in items and "attackers" not in items else {}
         items |= {"attack": "sign-flip"} if "attackers" in items and "attack" not in items else {}
         drifting = {"drift", "drift_share", "arrive", "leave"} & set(items)
@@ -157,6 +168,8 @@ def _value(draw: random.Random, option: Option) -> str:
     """Returns the text of a value: usually one that fits."""
     if draw.random() < 0.2:
         return draw.choice(WEIRD)
+    if option.name in PARTS:
+        return "+".join(draw.sample(PARTS[option.name], draw.choice([1, 1, 2])))
     return str(_fitting(draw, draw.choice(union_members(option.hint)), option.default, extreme=draw.random() < 0.2))
 
 

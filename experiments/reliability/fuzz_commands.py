@@ -139,9 +139,10 @@ def _trace(
     import jax
 
     from jaxfl import engine
+    from jaxfl.wire.wired import attacked
 
     def once(key: Any, state: Any, data: Any) -> Any:  # of streamed rows as well: the cohort has the same shapes
-        return method.round(key, state, data, engine.by_size(data, sampler(key, state.round, data, size, plan)))
+        return attacked(method)(key, state, data, engine.by_size(data, sampler(key, state.round, data, size, plan)))
 
     del cohort, limit, lanes
     jax.eval_shape(once, key, state, data)

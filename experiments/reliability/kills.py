@@ -3,10 +3,10 @@
     python -m experiments.reliability.kills --count 200 --out experiments/reliability/results/kills.jsonl
     python -m experiments.reliability.kills --first 7 --jobs 1
 
-A job is a command line: a method, in turn, with some conditions at the clients. It is run undisturbed, and again with a
-signal (SIGKILL, and all that a run is saved at) to each of its first processes: half of them at any moment, imports
-and compiling included, half while rounds are made. What is left is resumed. Job i of a seed is always the same, its
-instants are not.
+A job is a command line: a method, in turn, with some conditions at the clients, and often a wire. It is run
+undisturbed, and again with a signal (SIGKILL, and all that a run is saved at) to each of its first processes: half of
+them at any moment, imports and compiling included, half while rounds are made. What is left is resumed. Job i of a
+seed is always the same, its instants are not.
 
 A finding is: another state or history than the undisturbed run's, bit for bit (times apart); an exit status other than
 that of the signal, see `jaxfl.cli.signals.exit_status` (but where Python itself begins or, all being done, ends: then
@@ -14,6 +14,7 @@ it may be ended by the signal); a process that prints a traceback or "Exception 
 """
 
 import collections
+import contextlib
 import os
 import random
 import signal
@@ -25,6 +26,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments.reliability import wires
 from experiments.reliability.campaign import ended_by_interrupt, heed_signals, parser, until
 from experiments.speed import measure
 from jaxfl.cli.signals import exit_status
@@ -79,7 +81,11 @@ def words(seed: int, index: int) -> list[str]:
         items.append("local_epochs=1")
     if "batch_size" in METHODS[name].options and draw.random() < 0.5:
         items.append("batch_size=5")
-    command = ["run", name, "--data", "rotated-digits", "--rounds", str(ROUNDS), "--cohort", draw.choice(["4", "1.0"])]
+    cohort, wire = draw.choice(["4", "1.0"]), wires.items(wires.wire(draw))
+    with contextlib.suppress(ValueError, TypeError):
+        wires.check_line(name, "rotated-digits", [*items, *wire], 4 if cohort == "4" else 8)
+        items += wire
+    command = ["run", name, "--data", "rotated-digits", "--rounds", str(ROUNDS), "--cohort", cohort]
     command += ["--eval-every", str(ROUNDS // 10), "--checkpoint-every", str(draw.choice([ROUNDS // 10, 37, 3]))]
     return [*command, "--seed", str(draw.randrange(100)), *(word for item in items for word in ("--set", item))]
 

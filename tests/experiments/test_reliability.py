@@ -21,10 +21,14 @@ from experiments.reliability import (
     settings,
     soak,
     strangers,
+    wires,
 )
 from experiments.reliability.campaign import heed_signals, until
+from tests.messages import mentions
 
 pytestmark = pytest.mark.rotating("function", weeks=4)
+
+SMALL_RUN = ("num_clients=8", "rows_per_client=20", "model=logistic")
 
 
 @pytest.mark.parametrize("name", ["feddane", "ifca"])
@@ -56,6 +60,16 @@ def test_a_case_is_the_same_whenever_it_is_made():
     one, other = (str(settings.setting(4, 2, "fesem")) for _ in range(2))
     assert one == other != str(settings.setting(5, 2, "fesem"))
     assert list(poison.campaign(0, 0, 10, ["fedavg"], until(0))) == []
+
+
+def test_half_of_the_settings_have_a_wire_that_their_method_takes():
+    found = [settings.setting(0, group, "fedavg") for group in range(6)]
+    assert 0 < sum(bool(one.wire) for one in found) < 6
+    assert {name for one in found for name in one.wire} <= {name for wire in wires.WIRES for name in wire}
+    wires.check_line("fedavg", "iid-digits", [*SMALL_RUN, "compress=topk:0.1", "error_feedback=true"], 4)
+    for method, item in (("local", "clip=1.0"), ("fedavg", "aggregator=krum:0.45"), ("fedsoft", "aggregator=median")):
+        with pytest.raises(ValueError, match=mentions(item.split("=")[0])):
+            wires.check_line(method, "iid-digits", [*SMALL_RUN, item], 4)
 
 
 def test_order_changes_nothing():

@@ -35,6 +35,8 @@ def test_a_line_is_the_same_whenever_it_is_made(folder):
     lines = [fuzz.line(SEED, index, folder) for index in range(40)]
     assert lines == [fuzz.line(SEED, index, folder) for index in range(40)]
     assert len({tuple(line) for line in lines}) > 35
+    words = {word.partition("=")[0] for index in range(300) for word in fuzz.line(SEED, index, folder)}
+    assert {"compress", "error_feedback", "clip", "aggregator", "noise", "epsilon", "min_sum", "delta"} <= words
 
 
 @pytest.mark.parametrize(
