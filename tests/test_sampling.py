@@ -23,7 +23,7 @@ from jaxfl.random import Stream, key_for
 from jaxfl.sampling import availability, cohort_size, cohorts_of, draw_cohort, dropouts, poisson, sampler_name, uniform
 from tests.messages import mentions
 
-pytestmark = pytest.mark.rotating("function", weeks=4)
+pytestmark = pytest.mark.rotating("function", weeks=6)
 
 DATA = clustered_linear(10, rows=2)
 HELD_OUT = replace(DATA, held_out=np.arange(10) >= 7)

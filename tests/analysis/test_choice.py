@@ -20,7 +20,7 @@ from jaxfl.testing.small import linear_task
 from tests.messages import mentions
 from tests.problems import batch_of
 
-pytestmark = pytest.mark.rotating("function", weeks=4)
+pytestmark = pytest.mark.rotating("function", weeks=6)
 
 DATA = clustered_linear(16, rows=40, features=4)
 OPTIONS: dict[str, Any] = {"num_clients": 10, "validation": 0.5, "seed": 1}

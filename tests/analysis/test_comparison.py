@@ -583,24 +583,22 @@ def test_the_metric_that_runs_are_compared_by_is_shown(tmp_path):
 def test_runs_on_other_files_are_other_settings(tmp_path):
     """The user's own files have no name that tells them apart."""
     small = {"rounds": 1, "cohort": 4, "model": "logistic"}
-    for seed, rows in enumerate((20, 30)):
-        data = jaxfl.data.load("rotated-digits", num_clients=4, rows_per_client=rows)
-        jaxfl.data.stored.save(data, tmp_path / str(rows))
-        jaxfl.run_named(
-            "fedavg", "saved", data_dir=tmp_path / str(rows), seed=seed, out=tmp_path / f"runs/{seed}", **small
-        )
+    for seed, name in enumerate(("one", "other")):
+        data = jaxfl.data.load("rotated-digits", num_clients=4, rows_per_client=20, seed=seed)
+        jaxfl.data.stored.save(data, tmp_path / name)
+        jaxfl.run_named("fedavg", "saved", data_dir=tmp_path / name, seed=seed, out=tmp_path / f"runs/{seed}", **small)
     one, other = finished.read_runs([tmp_path / "runs"])[0]
     assert one.startswith("fedavg data_checksum=") and other.startswith("fedavg data_checksum=") and one != other
     np.savez(tmp_path / "own.npz", x=np.zeros((4, 8, 8), np.uint8), y=np.arange(4) % 2)
     for name, items, files in (("hybrid-digits", ["other=npz"], True), ("hybrid-digits", [], False)):
         settings = options.route("fedavg", name, items)
         assert ("data_checksum" in Job(settings, 1, 1.0, data_dir=tmp_path / "own.npz").identity()) == files
-    shutil.copytree(tmp_path / "20", tmp_path / "moved")
+    shutil.copytree(tmp_path / "one", tmp_path / "moved")
     again = {**small, "rounds": 2, "out": tmp_path / "runs/0", "resume": True}
     with pytest.raises(ValueError, match=mentions("data", "file", "changed")):
-        jaxfl.run_named("fedavg", "saved", data_dir=tmp_path / "30", **again)
+        jaxfl.run_named("fedavg", "saved", data_dir=tmp_path / "other", **again)
     assert jaxfl.run_named("fedavg", "saved", data_dir=tmp_path / "moved", **again).summary["rounds"] == 2
-    data = jaxfl.data.stored.load(tmp_path / "20")
+    data = jaxfl.data.stored.load(tmp_path / "one")
     shutil.rmtree(tmp_path / "moved")  # whoever has the data can go on
     assert jaxfl.load(tmp_path / "runs/0", data=data).resume(rounds=3).summary["rounds"] == 3
 

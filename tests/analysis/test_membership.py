@@ -16,7 +16,7 @@ from jaxfl.data import conditions
 from jaxfl.methods.base import clients_to_train
 from tests.messages import mentions
 
-pytestmark = pytest.mark.rotating("function", weeks=4)
+pytestmark = pytest.mark.rotating("function", weeks=6)
 
 
 @pytest.mark.parametrize("decimals", [1, 8])  # many ties, and none

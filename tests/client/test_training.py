@@ -32,6 +32,8 @@ from tests import problems
 from tests.messages import mentions
 from tests.reference import batches
 
+pytestmark = pytest.mark.rotating("function", weeks=2)
+
 DATA = problems.linear_federation()  # sizes 5, 0, 3, 8, 1, 6, 4
 CLIENTS = np.arange(DATA.num_clients, dtype=np.int32)
 EMPTY, SIZES = 1, DATA.train.size.tolist()

@@ -16,7 +16,7 @@ from jaxfl.clustering.kmeans import farthest_first, lloyd, plus_plus
 from jaxfl.clustering.kmeans import kmeans as cluster
 from tests.messages import mentions
 
-pytestmark = pytest.mark.rotating("function", weeks=4)
+pytestmark = pytest.mark.rotating("function", weeks=6)
 
 KEY = jax.random.key(0)
 SEEDS = st.integers(0, 999)

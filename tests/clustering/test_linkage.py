@@ -15,7 +15,7 @@ from jaxfl.clustering import merging
 from jaxfl.clustering.linkage import bipartition, cut_by_number, cut_by_threshold, linkage
 from tests.messages import mentions
 
-pytestmark = pytest.mark.rotating("function", weeks=4)
+pytestmark = pytest.mark.rotating("function", weeks=6)
 
 METHODS = ("single", "complete", "average", "ward")
 SIZES = (7, 24)  # few sizes, few compilations

@@ -38,6 +38,7 @@ def of(example):
     return example.__name__.rpartition(".")[2]
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(("example", "fed", "name"), [(languages, TEXTS, "fedavg"), (lecturers, RATINGS, "ifca-2")])
 def test_a_run_is_kept_as_the_others_are(example, fed, name, monkeypatch):
     few = {"rounds": 1, "cohort": 2, "eval_every": 1, "seed": 0}

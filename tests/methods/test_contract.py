@@ -33,7 +33,7 @@ def turns(name, check):
     """Returns the marks of a pair: the dear checks of a week are of methods whose other checks run as well."""
     if name in CORE:
         return [pytest.mark.rotating("name", weeks=len(CORE))] if check == "server sees" else []
-    return [] if check in TRACED else [pytest.mark.rotating("name", weeks=8 if check in DEAR else 2)]
+    return [] if check in TRACED else [pytest.mark.rotating("name", weeks=16 if check in DEAR else 2)]
 
 
 # Method by method, so that the checks of one share what they compiled.

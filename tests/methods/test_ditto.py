@@ -23,7 +23,7 @@ from tests.messages import mentions
 from tests.problems import compiled
 from tests.reference import close, equal, follow
 
-pytestmark = pytest.mark.rotating("function", weeks=4)  # but for the rounds of the paper
+pytestmark = pytest.mark.rotating("function", weeks=6)  # but for the rounds of the paper
 
 RATE, ROUNDS, COHORT = 0.4, 5, 4
 TASK = problems.softmax_task()

@@ -13,6 +13,8 @@ from tests.messages import mentions
 from tests.methods import example_method
 from tests.methods.example_method import example
 
+pytestmark = pytest.mark.rotating("function", weeks=2)
+
 ROW = Row(example, "each client trains the best of K models", "-", {"num_clusters": 2}, finds_clusters=True)
 
 

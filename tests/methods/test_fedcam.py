@@ -24,7 +24,7 @@ from tests.messages import mentions
 from tests.problems import compiled
 from tests.reference import equal
 
-pytestmark = pytest.mark.rotating("function", weeks=4)
+pytestmark = pytest.mark.rotating("function", weeks=6)
 
 RATE, ROUNDS = 0.4, 4
 TASK = problems.softmax_task()

@@ -19,7 +19,7 @@ from tests.messages import mentions
 from tests.problems import compiled
 from tests.reference import average, batches, close, combine, gradient
 
-pytestmark = pytest.mark.rotating("function", weeks=4)  # but for the rounds of the paper
+pytestmark = pytest.mark.rotating("function", weeks=6)  # but for the rounds of the paper
 
 RATE, ROUNDS, COHORT, EVERYONE = 0.2, 5, 4, (0, 1, 2, 3, 4, 5, 6)
 TASK = problems.softmax_task()

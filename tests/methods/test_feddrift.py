@@ -18,7 +18,7 @@ from tests.messages import mentions
 from tests.problems import compiled
 from tests.reference import average, gradient, train, with_rows
 
-pytestmark = pytest.mark.rotating("function", weeks=4)  # but for the rounds of the paper
+pytestmark = pytest.mark.rotating("function", weeks=6)  # but for the rounds of the paper
 
 RATE, PERIOD, ROUNDS = 0.4, 2, 10
 EPOCHS = {"local_epochs": 2, "batch_size": 3}

@@ -13,7 +13,7 @@ from tests import problems, reference
 from tests.messages import mentions
 from tests.reference import average, batches, close, combine, gradient, key_for
 
-pytestmark = pytest.mark.rotating("function", weeks=4)  # but for the rounds of the paper
+pytestmark = pytest.mark.rotating("function", weeks=6)  # but for the rounds of the paper
 
 RATE, ROUNDS, EVERYONE = 0.2, 4, (0, 1, 2, 3, 4, 5, 6)
 TASK, QUADRATIC = problems.softmax_task(), problems.quadratic_task()

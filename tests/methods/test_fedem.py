@@ -22,7 +22,7 @@ from tests.messages import mentions
 from tests.problems import compiled
 from tests.reference import close, equal
 
-pytestmark = pytest.mark.rotating("function", weeks=4)  # but for the rounds of the paper
+pytestmark = pytest.mark.rotating("function", weeks=6)  # but for the rounds of the paper
 
 RATE, ROUNDS, COHORT = 0.4, 4, 4
 TASK = problems.softmax_task()

@@ -15,7 +15,7 @@ from tests import problems, reference
 from tests.problems import compiled
 from tests.reference import batches, close, combine, gradient, key_for
 
-pytestmark = pytest.mark.rotating("function", weeks=4)  # but for the rounds of the paper
+pytestmark = pytest.mark.rotating("function", weeks=6)  # but for the rounds of the paper
 
 RATE, ROUNDS, EVERYONE = 0.2, 3, (0, 1, 2, 3, 4, 5, 6)
 TASK = problems.softmax_task()

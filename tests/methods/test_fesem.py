@@ -28,7 +28,7 @@ from tests.messages import mentions
 from tests.problems import compiled
 from tests.reference import equal
 
-pytestmark = pytest.mark.rotating("function", weeks=4)  # but for the rounds of the paper
+pytestmark = pytest.mark.rotating("function", weeks=6)  # but for the rounds of the paper
 
 RATE, ROUNDS = 0.4, 5
 TASK = problems.softmax_task()
@@ -383,7 +383,7 @@ VARIANTS = {
 LAWS = ("chunks", "nobody", "padding clients", "cohort order", "sick client")
 
 
-@pytest.mark.rotating("variant")
+@pytest.mark.rotating
 @pytest.mark.parametrize(("variant", "law"), [(variant, law) for variant in VARIANTS for law in LAWS])
 def test_variants_keep_the_laws(variant, law):
     with jax.enable_x64(False):

@@ -22,7 +22,7 @@ from tests.messages import mentions
 from tests.problems import compiled
 from tests.reference import equal
 
-pytestmark = pytest.mark.rotating("function", weeks=4)  # but for the rounds of the paper
+pytestmark = pytest.mark.rotating("function", weeks=6)  # but for the rounds of the paper
 
 RATE, ROUNDS, HIDDEN = 0.4, 5, 4
 DATA = problems.linear_federation()

@@ -16,7 +16,7 @@ from tests.messages import mentions
 from tests.problems import compiled
 from tests.reference import equal
 
-pytestmark = pytest.mark.rotating("function", weeks=4)  # but for the rounds of the paper
+pytestmark = pytest.mark.rotating("function", weeks=6)  # but for the rounds of the paper
 
 RATE, MOMENTUM, SERVER_RATE = 0.4, 0.6, 0.8
 TASK = problems.softmax_task()

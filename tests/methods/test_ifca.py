@@ -23,6 +23,8 @@ from tests.messages import mentions
 from tests.problems import compiled
 from tests.reference import equal
 
+pytestmark = pytest.mark.rotating("function", weeks=3)
+
 RATE = 0.4
 TASK = problems.softmax_task()
 EVERYBODY = Cohort.of(range(7))
@@ -372,7 +374,7 @@ LAWS = dict.fromkeys(VARIANTS, ("stable state", "chunks", "padding clients", "si
 LAWS["kmeans++"] = ("stable state", "sick client", "empty client")
 
 
-@pytest.mark.rotating("variant")
+@pytest.mark.rotating
 @pytest.mark.parametrize(("variant", "law"), [(variant, law) for variant, laws in LAWS.items() for law in laws])
 def test_variants_keep_the_laws(variant, law):
     with jax.enable_x64(False):

@@ -25,7 +25,7 @@ from tests import problems, reference
 from tests.messages import mentions
 from tests.problems import compiled
 
-pytestmark = pytest.mark.rotating("function", weeks=4)  # but for the rounds of the paper
+pytestmark = pytest.mark.rotating("function", weeks=6)  # but for the rounds of the paper
 
 RATE, ROUNDS = 0.4, 8
 TASK = problems.softmax_task()

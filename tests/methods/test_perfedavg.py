@@ -15,7 +15,7 @@ from tests import problems, reference
 from tests.messages import mentions
 from tests.reference import close, equal
 
-pytestmark = pytest.mark.rotating("function", weeks=4)  # but for the rounds of the paper
+pytestmark = pytest.mark.rotating("function", weeks=6)  # but for the rounds of the paper
 
 ALPHA, BETA, ROUNDS, COHORT = 0.6, 0.2, 3, 4
 TASK = problems.quadratic_task()

@@ -16,7 +16,7 @@ from tests.messages import mentions
 from tests.problems import compiled
 from tests.reference import close, equal, gradient
 
-pytestmark = pytest.mark.rotating("function", weeks=4)
+pytestmark = pytest.mark.rotating("function", weeks=6)
 
 RATE = 0.4
 TASK, QUADRATIC = problems.softmax_task(), problems.quadratic_task()

@@ -167,6 +167,7 @@ def test_what_was_not_done_depends_on_the_cohorts(name, options, fields, partici
     assert said is None or re.search(mentions(*said), shortfall)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(("rounds", "cohort", "twice"), [(2, 4, True), (3, 4, False), (1, 8, True), (2, 8, False)])
 def test_a_method_with_something_of_each_client_needs_them_twice(rounds, cohort, twice, tmp_path):
     """Uniform cohorts of half of the clients: here the second is the other half; a resume counts as well."""
@@ -193,6 +194,7 @@ def test_the_table_of_a_run_says_it(tmp_path):
         assert line.endswith(summary["shortfall"])
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(("name", "rounds", "idle"), [("local", 2, 4), ("local", 6, 4), ("scaffold", 2, 0)])
 def test_clients_that_never_trained_their_model_are_counted(name, rounds, idle):
     """Rounds of two of four clients, some of them again; a method with a model for all clients tests that one."""

@@ -25,7 +25,7 @@ from tests.messages import mentions
 from tests.problems import compiled
 from tests.reference import cosine
 
-pytestmark = pytest.mark.rotating("function", weeks=3)  # but for the rounds of the paper
+pytestmark = pytest.mark.rotating("function", weeks=4)  # but for the rounds of the paper
 
 RATE, EPOCHS, PULL, THRESHOLD = 0.4, 2, 0.3, 0.5
 TASK = problems.softmax_task()

@@ -96,7 +96,7 @@ def compiled():
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
-@pytest.mark.rotating("name", weeks=3)
+@pytest.mark.rotating("name")
 @pytest.mark.parametrize(("name", "same", "varied"), RUNS)
 def test_other_numbers_compile_nothing_and_are_the_run_of_constants(name, same, varied, compiled, monkeypatch):
     small = {"num_clients": 8, "rows_per_client": 20, "model": "logistic", "batch_size": 10}

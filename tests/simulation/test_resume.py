@@ -14,6 +14,7 @@ import sys
 import numpy as np
 import pytest
 
+import jaxfl
 from experiments.reliability import kills
 from jaxfl.simulation.records import checkpoint
 from jaxfl.simulation.records.history import History
@@ -110,6 +111,15 @@ def test_ended_runs_resume_bit_for_bit(runs):
     assert History(folder / "whole" / "history.jsonl").column("round") == [4, 8, 12, 16, 20, 24]
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Returns the folder of a run of a few rounds."""
+    folder = tmp_path_factory.mktemp("whole")
+    few = {"num_clients": 12, "rows_per_client": 20, "model": "logistic", "num_clusters": 2}
+    jaxfl.run_named("ifca", "rotated-digits", rounds=4, cohort=3, eval_every=2, out=folder, **few)
+    return folder
+
+
 @pytest.mark.parametrize(
     ("what", "found"),
     [
@@ -121,8 +131,8 @@ def test_ended_runs_resume_bit_for_bit(runs):
         ("summary", "the summary"),
     ],
 )
-def test_what_a_resumed_run_may_not_differ_in(what, found, runs, monkeypatch, tmp_path):
-    whole, other = runs[1] / "whole", tmp_path / "other"
+def test_what_a_resumed_run_may_not_differ_in(what, found, whole, monkeypatch, tmp_path):
+    other = tmp_path / "other"
     shutil.copytree(whole, other)
     saved = checkpoint.newest(other)
     if what == "array":

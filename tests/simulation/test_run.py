@@ -35,7 +35,7 @@ from jaxfl.testing.compare import assert_close, assert_equal, leaves
 from jaxfl.testing.small import linear_task
 from tests.messages import mentions
 
-pytestmark = pytest.mark.rotating("function", weeks=4)
+pytestmark = pytest.mark.rotating("function", weeks=6)
 
 DATA = clustered_linear(8, rows=8, features=4, ragged=True)
 OPTIONS = {"cohort": 3, "seed": 2, "plan": Plan()}

@@ -26,6 +26,8 @@ from tests import problems, reference
 from tests.messages import mentions
 from tests.problems import compiled
 
+pytestmark = pytest.mark.rotating("function", weeks=3)
+
 POINTS = [(1, 2), (2, 1), (3, 3), (2, 2), (50, -40), (1.5, 2.5), (10, 10), (11, 9), (12, 14), (99, 99)]
 LABELS = [0, 0, 0, 0, 0, 0, 1, 1, 1, -1]
 

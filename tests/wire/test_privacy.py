@@ -29,6 +29,8 @@ from tests import problems, reference
 from tests.messages import mentions
 from tests.problems import compiled
 
+pytestmark = pytest.mark.rotating("function", weeks=3)
+
 PRIVATE = [name for name, row in METHODS.items() if row.server_sees == "sums" and not row.no_wire and name != "fedsoft"]
 OTHERS = [name for name in METHODS if name not in PRIVATE]
 TWO = ("fedem", "ifca_cam")  # contributions in a pass, with a count each

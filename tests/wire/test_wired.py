@@ -26,6 +26,8 @@ from tests import problems, reference
 from tests.messages import mentions
 from tests.problems import compiled
 
+pytestmark = pytest.mark.rotating("function", weeks=3)
+
 WIRED = [name for name, row in METHODS.items() if not row.no_wire]
 # The part of the state that is the sum's result, where it has another name than the first of these that there is.
 FIELDS = ("model", "models", "centres", "base", "learners", "body")
@@ -53,7 +55,7 @@ def scaled(name):
     return jax.jit(method.init), jax.jit(round), method
 
 
-@pytest.mark.rotating(weeks=16)
+@pytest.mark.rotating(weeks=24)
 @pytest.mark.parametrize("name", WIRED)
 def test_the_wire_has_the_update_of_every_method(name, key):
     """Without updates the server's models stay, which finds a missing `start`; with all of them nothing changes."""
@@ -308,7 +310,7 @@ FACTORIES = {
 }
 
 
-@pytest.mark.rotating(weeks=16)
+@pytest.mark.rotating(weeks=24)
 @pytest.mark.parametrize(
     "law", ["chunks", "devices", "padding rows", "cohort order", "cuts", "sick client", "rows per client"]
 )

@@ -12,6 +12,8 @@ from jaxfl.testing.compare import assert_close
 from jaxfl.testing.small import COHORT, federation, linear_task
 from tests.messages import mentions
 
+pytestmark = pytest.mark.rotating("function", weeks=2)
+
 TASK = linear_task()
 
 

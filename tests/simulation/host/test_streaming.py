@@ -19,7 +19,7 @@ from jaxfl.testing.compare import assert_equal
 from jaxfl.testing.small import linear_task
 from tests.messages import mentions
 
-pytestmark = pytest.mark.rotating("function", weeks=4)
+pytestmark = pytest.mark.rotating("function", weeks=6)
 
 DATA = clustered_linear(8, rows=8, features=4, ragged=True)
 TASK, SGD = linear_task(), optax.sgd(0.3)
