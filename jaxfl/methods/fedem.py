@@ -35,7 +35,6 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from jaxfl import engine, tree
@@ -44,10 +43,10 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
-from jaxfl.methods.base import Info, Method, Participation
+from jaxfl.methods.base import Info, Method
 from jaxfl.methods.exposure import Seen, server_sees
 from jaxfl.methods.parts import competing, newcomers
-from jaxfl.methods.parts.expectation import WeightStep, count_leading, expectation, maximisation
+from jaxfl.methods.parts.expectation import WeightStep, count_leading, expectation, maximisation, mixture_shortfall
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate
@@ -55,7 +54,6 @@ from jaxfl.server.wire_context import refuse_noise
 from jaxfl.tasks import Task, mixture
 from jaxfl.typing import Array, Key, Params
 
-EQUAL = 1e-6  # largest difference of weights that are 1 / K still
 PRESETS: dict[str, dict[str, Any]] = {"paper": {"mean_over": "cohort"}, "official": {"mean_over": "everybody"}}
 
 
@@ -177,15 +175,8 @@ def fedem(
     def client_params(state: FedEMState, ids: Array) -> Params:
         return {"learners": tree.repeat(state.learners, ids.shape[0]), "log_weights": state.log_weights[ids]}
 
-    def shortfall(state: FedEMState, data: FederatedData, participation: Participation) -> str:
-        weights = np.exp(np.asarray(state.log_weights))
-        known = weights[(np.abs(weights - 1 / num_clusters) > EQUAL).any(1)]  # of those that have an estimate
-        alone = base.trained_once(participation, "weights")
-        remedy = "take another seed, a smaller learning rate or fewer learners"
-        return " ".join(filter(None, (alone, base.one_model_leads(known, "learner", remedy))))
-
     reads = "everybody" if estimate == "everybody" else "cohort"
-    return Method(init, round, client_params, served, join=joining(step), reads=reads, shortfall=shortfall)
+    return Method(init, round, client_params, served, join=joining(step), reads=reads, shortfall=mixture_shortfall)
 
 
 def equal_weights(clients: int, count: int) -> Array:

@@ -45,18 +45,11 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
-from jaxfl.methods.base import Info, Method, Participation
+from jaxfl.methods.base import Info, Method
 from jaxfl.methods.exposure import Seen, server_sees
-from jaxfl.methods.fedem import (
-    EQUAL,
-    equal_weights,
-    estimate_weights,
-    learner_contributions,
-    round_info,
-    stack_totals,
-)
+from jaxfl.methods.fedem import equal_weights, estimate_weights, learner_contributions, round_info, stack_totals
 from jaxfl.methods.parts import competing
-from jaxfl.methods.parts.expectation import maximisation, responsibilities, row_losses_by_model
+from jaxfl.methods.parts.expectation import maximisation, mixture_shortfall, responsibilities, row_losses_by_model
 from jaxfl.methods.parts.newcomers import count_new, joining_cohort, pad_clients
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import Traceable, checked, is_known
@@ -225,15 +218,8 @@ def fedrc(
         )
         return enter(state, data.on_device(), cohort), cohort.ids
 
-    def shortfall(state: FedRCState, data: FederatedData, participation: Participation) -> str:
-        weights = np.exp(np.asarray(state.log_weights))
-        known = weights[(np.abs(weights - 1 / num_clusters) > EQUAL).any(1)]  # of those that have an estimate
-        once = base.trained_once(participation, "weights")
-        remedy = "take another seed, a smaller learning rate or fewer learners"
-        return " ".join(filter(None, (once, base.one_model_leads(known, "learner", remedy))))
-
     reads = "everybody" if estimate == "everybody" else "cohort"
-    return Method(init, round, client_params, mixed, join=join, reads=reads, shortfall=shortfall)
+    return Method(init, round, client_params, mixed, join=join, reads=reads, shortfall=mixture_shortfall)
 
 
 def log_label_shares(counts: Array, floor: float | Array) -> Array:

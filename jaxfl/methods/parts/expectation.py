@@ -8,18 +8,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxfl.client.passes import fold_rows
 from jaxfl.client.training import local_train
 from jaxfl.data.clients import Batch, FederatedData
-from jaxfl.methods.base import takes_part
+from jaxfl.methods.base import Participation, one_model_leads, takes_part, trained_once
 from jaxfl.tasks import Task, for_each, masked_mean, row_losses, stacked_task
 from jaxfl.typing import Array, Key, Params
 
 WeightStep = Callable[[Params, Array, FederatedData, Array], Array]
 RowLosses = Callable[[Params, Batch, Key | None], Array]
 Prior = Callable[[Any, Batch], Array]  # (what a client has, batch) -> log pi `[K]`, or one of each row `[K, B]`
+
+EQUAL = 1e-6  # largest difference of weights that are 1 / K still
 
 
 def row_losses_by_model(task: Task) -> RowLosses:
@@ -32,6 +35,22 @@ def count_leading(weights: Array, data: FederatedData) -> Array:
     """Returns the number `[]` of models that have the largest weight of `weights [N, K]` at some client that trains."""
     most = jnp.where(takes_part(data), jnp.argmax(weights, 1), -1)  # [N]; -1 counts for no model
     return jax.nn.one_hot(most, weights.shape[1], dtype=jnp.int32).any(0).sum(dtype=jnp.int32)
+
+
+def mixture_shortfall(state: Any, data: FederatedData, participation: Participation) -> str:
+    """Returns what a mixture has not done, see `Method.shortfall`: estimate its weights, or use several learners.
+
+    Args:
+        state: with log pi as `log_weights [N, K]`, 1 / K for clients without an estimate.
+        data: the federation.
+        participation: of the run.
+    """
+    del data
+    weights = np.exp(np.asarray(state.log_weights))
+    known = weights[(np.abs(weights - 1 / weights.shape[1]) > EQUAL).any(1)]
+    once = trained_once(participation, "weights")
+    leads = one_model_leads(known, "learner", "take another seed, a smaller learning rate or fewer learners")
+    return " ".join(filter(None, (once, leads)))
 
 
 def responsibilities(losses: Array, log_weights: Array) -> Array:
