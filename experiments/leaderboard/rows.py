@@ -135,7 +135,10 @@ ROWS = (
 )
 ABSENT = {"fedbn": "no network here has layers of normalisation"}  # who takes no part, and why
 HEADS = "it needs the features of classes, and here are none"
-WITHOUT_CLASSES = dict.fromkeys(("fedpac", "fedccfa", "fedrod", "feddbe", "fedproto", "knnper"), HEADS)
+WITHOUT_CLASSES = {
+    **dict.fromkeys(("fedpac", "fedccfa", "fedrod", "feddbe", "fedproto", "knnper", "flux"), HEADS),
+    "fedrc": "it counts rows by class, and here are no classes",
+}
 ABSENT_FROM = {
     "fortunes": {
         **WITHOUT_CLASSES,
