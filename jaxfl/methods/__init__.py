@@ -239,7 +239,10 @@ PERSONAL: dict[str, Row] = {  # a model for each client, or a part of one
         "a shared base with aligned features, under the best combination of all heads for each client",
         "Xu et al., ICLR 2023",
         no_wire=FEDPAC_NO_WIRE,
-        newcomers=(Newcomer("nothing", "the shared base under the initial head"),),
+        newcomers=(
+            Newcomer("nothing", "the shared base under the initial head"),
+            Newcomer("nothing", "the shared base under the mean of the trained heads", options={"newcomers": "mean"}),
+        ),
     ),
     "fedccfa": Row(
         fedccfa,

@@ -19,8 +19,9 @@ has the client's own m_ik for a target. Weights below 0.001 are dropped. The los
 The problems are solved exactly, by an active set, see `jaxfl.clustering.simplex.least`.
 
 Clients that are not sampled keep their head on the new base; one that has never trained, held out or new, has the
-initial head. Clients without rows and diverged ones are in nobody's combination. A class that no client of the cohort
-has keeps its mean. Attackers perturb the base and the head that they send; H, V and m are computed honestly.
+initial head, or with `newcomers="mean"` the mean of all heads that have trained, each with the same weight. Clients
+without rows and diverged ones are in nobody's combination. A class that no client of the cohort has keeps its mean.
+Attackers perturb the base and the head that they send; H, V and m are computed honestly.
 
 Where the official code differs: rounding may give P_i a negative eigenvalue, and P_i is then rebuilt from eigenvalues
 of at least 0.01, which loses V; if that fails, a client keeps its own head. It stops where nobody in a cohort has a
@@ -30,7 +31,7 @@ reports accuracies before and after local training; which of them the paper has 
 """
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +48,7 @@ from jaxfl.methods import base as contract
 from jaxfl.methods.base import Info, Method
 from jaxfl.methods.exposure import Seen, server_sees
 from jaxfl.methods.parts.heads import ClassSums, Features, class_sums, find_head, with_feature_term
-from jaxfl.methods.parts.personal import mix_rows
+from jaxfl.methods.parts.personal import mix_rows, moved_mean
 from jaxfl.methods.parts.vectors import last_layer
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import Traceable, checked, is_known, is_zero
@@ -67,6 +68,13 @@ class FeatureStatistics(NamedTuple):
     variance: Array  # V_i []
 
 
+class MeanHead(NamedTuple):
+    """The mean of the heads that have trained."""
+
+    head: Params  # the initial one at first
+    trained: Array  # [N] bool, the clients that have trained
+
+
 class FedPACState(NamedTuple):
     """The base, and a head for each client: trees of the model with None for the leaves of the other part."""
 
@@ -77,6 +85,7 @@ class FedPACState(NamedTuple):
     server: optax.OptState  # of the server's optimiser
     cluster: Array  # [N] int32, every client in a slot of its own
     round: Array  # [] int32
+    mean: MeanHead | None = None  # with newcomers="mean"
 
 
 @server_sees(
@@ -93,6 +102,7 @@ def fedpac(
     local_epochs: int = 5,
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "rows",
+    newcomers: Literal["initial", "mean"] = "initial",
     server_optimizer: optax.GradientTransformation | None = None,
 ) -> Method:
     """Returns FedPAC.
@@ -106,6 +116,7 @@ def fedpac(
         local_epochs: E; of the base.
         batch_size: B; None takes all of a client's rows at once.
         weighting: of the base's average: `"rows"` (n_i / n) or `"uniform"` (1 / m).
+        newcomers: head of clients that have never trained: the `"initial"` one, or the `"mean"` of those that have.
         server_optimizer: takes the server's step on the base, see `jaxfl.server`; None takes the average.
 
     Raises:
@@ -142,7 +153,8 @@ def fedpac(
         anchors = jnp.zeros((head.classes, head.features), head.weights(model)[0].dtype)
         clients = jnp.arange(count, dtype=jnp.int32)
         moments, known = optimizers.init(server_optimizer, rest), jnp.zeros(head.classes, bool)
-        return FedPACState(rest, tree.repeat(own, count), anchors, known, moments, clients, jnp.int32(0))
+        mean = MeanHead(own, jnp.zeros(count, bool)) if newcomers == "mean" else None
+        return FedPACState(rest, tree.repeat(own, count), anchors, known, moments, clients, jnp.int32(0), mean)
 
     def client(shared, client: Array, own: Params):
         key, (rest, anchors, known, round), data = shared
@@ -187,7 +199,13 @@ def fedpac(
         sent = tree.take(rows, cohort.ids)  # [C, ...]
         sent = tree.where(valid, sent, jax.tree.map(jnp.zeros_like, sent))
         weights = combination_weights(statistics, valid)
-        heads = tree.put(rows, jnp.where(valid, cohort.ids, data.num_clients), mix_rows(weights, sent))
+        mixed, ids = mix_rows(weights, sent), jnp.where(valid, cohort.ids, data.num_clients)
+        heads, mean = tree.put(rows, ids, mixed), state.mean
+        if mean is not None:
+            old, new = (valid & mean.trained[cohort.ids]).astype(jnp.float32), valid.astype(jnp.float32)
+            trained = mean.trained.at[ids].set(True, mode="drop")
+            count = trained.sum(dtype=jnp.int32).astype(jnp.float32)
+            mean = MeanHead(moved_mean(mean.head, count, tree.take(state.heads, cohort.ids), mixed, old, new), trained)
         one = contract.shape_of(sent)
         info = contract.info(
             cohort,
@@ -199,10 +217,13 @@ def fedpac(
             beside=(contract.shape_of(statistics), features),
             down=(rest, one, anchors),
         )
-        return FedPACState(rest, heads, anchors, known, moments, state.cluster, state.round + 1), info
+        return FedPACState(rest, heads, anchors, known, moments, state.cluster, state.round + 1, mean), info
 
     def client_params(state: FedPACState, ids: Array) -> Params:
-        return tree.combine(tree.take(state.heads, ids), tree.repeat(state.base, ids.shape[0]))
+        heads = tree.take(state.heads, ids)
+        if state.mean is not None:
+            heads = tree.where(state.mean.trained[ids], heads, contract.serve_one(state.mean.head, ids))
+        return tree.combine(heads, tree.repeat(state.base, ids.shape[0]))
 
     return Method(init, round, client_params, task, per_client="heads")
 

@@ -45,7 +45,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
 from jaxfl.methods.exposure import Seen, server_sees
-from jaxfl.methods.parts.personal import mix_rows, over_rows
+from jaxfl.methods.parts.personal import mix_rows, moved_mean, over_rows
 from jaxfl.methods.parts.vectors import compared_leaves
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import Traceable, checked, is_known, is_zero
@@ -170,16 +170,7 @@ def pfedgraph(
 
         old = jnp.where(valid, before.rows, 0)
         total = state.rows + (size - old).sum()
-        divisor = jnp.where(total > 0, total, 1)
-
-        def moved(mean: Array, after: Array, earlier: Array) -> Array:
-            # by what the cohort's models add and take away: those of all clients are not read
-            into, out = (
-                tree.along(rows.astype(mean.dtype) / divisor.astype(mean.dtype), after) for rows in (size, old)
-            )
-            return mean + (into * (after - mean[None]) - out * (earlier - mean[None])).sum(0)
-
-        mean = jax.tree.map(moved, state.mean, mixed, before.model)
+        mean = moved_mean(state.mean, total, before.model, mixed, old, size)
         one = base.shape_of(sent)
         info = base.info(
             cohort,

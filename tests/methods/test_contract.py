@@ -92,6 +92,7 @@ NEWCOMERS = {
     "ditto-initial": ("ditto", {"newcomers": "initial"}, "nothing"),
     "fedbabu-0": ("fedbabu", {"finetune_epochs": 0}, "nothing"),
     "fedem-everybody": ("fedem", {"estimate": "everybody"}, "labels"),
+    "fedpac-mean": ("fedpac", {"newcomers": "mean"}, "nothing"),
     "fedsoft-cluster": ("fedsoft", {"served": "cluster"}, "labels"),
     "fedsoft-everybody": ("fedsoft", {"estimate": "everybody"}, "labels"),
     "fedsoft-initial": ("fedsoft", {"preset": "official", "newcomers": "initial"}, "nothing"),

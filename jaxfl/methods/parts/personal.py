@@ -97,6 +97,30 @@ def mix_rows(weights: Array, rows: Params) -> Params:
     return jax.tree.map(mix, rows)
 
 
+def moved_mean(mean: Params, total: Array, before: Params, after: Params, old: Array, new: Array) -> Params:
+    """Returns the weighted mean of the rows of all clients after some rows have changed; the others are not read.
+
+    Args:
+        mean: of all rows, before.
+        total: `[]`, the sum of the weights of all rows, after.
+        before: the changed rows as they were `[C, ...]`; all rows are finite.
+        after: the changed rows as they are.
+        old: their weights before `[C]`; 0 for rows that did not count.
+        new: their weights after `[C]`.
+
+    >>> mean = moved_mean(jnp.float32(4), jnp.float32(2), jnp.ones(1), jnp.array([2.0]), jnp.zeros(1), jnp.ones(1))
+    >>> float(mean)  # of 4 and 2
+    3.0
+    """
+    divisor = jnp.where(total > 0, total, 1)
+
+    def moved(mean: Array, before: Array, after: Array) -> Array:
+        into, out = (tree.along(rows.astype(mean.dtype) / divisor.astype(mean.dtype), after) for rows in (new, old))
+        return mean + (into * (after - mean[None]) - out * (before - mean[None])).sum(0)
+
+    return jax.tree.map(moved, mean, before, after)
+
+
 def mark_trained(trained: Array, passed: RowsPass, data: FederatedData, cohort: Cohort) -> Array:
     """Returns bool `[N]` for clients that have ever trained their row, after a pass; without rows there is no step."""
     moved = passed.finite & (data.train.size[cohort.ids] > 0)
