@@ -19,7 +19,7 @@ from jaxfl.methods.parts.vectors import last_layer
 from jaxfl.models.fast.dense_layers import is_last_layer
 from jaxfl.models.fast.rewriting import in_fast_forms
 from jaxfl.tasks import Task
-from jaxfl.tasks.contract import averages_of, with_loss
+from jaxfl.tasks.contract import Products, averages_of, dense_layers_of, with_loss
 from jaxfl.typing import Array, Key, Params
 
 Change = Callable[[Array], Array]  # of features [B, d]
@@ -135,19 +135,33 @@ def with_feature_term(task: Task, head: Head, term: Callable[[Features, Batch], 
         term: of the features as they are in training, with dropout and batch statistics.
     """
 
+    def joined(found: Features, batch: Batch) -> Array:
+        more = term(found, batch).astype(found.value.dtype)
+        return found.value + (more - jax.lax.stop_gradient(more))
+
     def plus(loss: Callable[..., Array]) -> Callable[..., Array]:
         look = with_features(loss, head)
+        return lambda model, batch, key=None: joined(look(model, batch, key), batch)
 
-        def run(model: Params, batch: Batch, key: Key | None = None) -> Array:
-            found = look(model, batch, key)
-            more = term(found, batch).astype(found.value.dtype)
-            return found.value + (more - jax.lax.stop_gradient(more))
-
-        return run
-
-    averages = averages_of(task)
+    averages, dense = averages_of(task), dense_layers_of(task)
     averages = None if averages is None else averages._replace(loss=plus(averages.loss))
-    return with_loss(task, plus(task.loss), averages)
+    learned = with_loss(task, plus(task.loss), averages)
+    if dense is None or head.kernel not in dense.first + dense.inner:
+        return learned
+
+    def in_products(model: Params, batch: Batch, key: Key | None, products: Products) -> Array:
+        (kernel, bias), seen = head.weights(model), []
+        given = products.get(head.kernel, lambda x: x @ kernel)  # with a product, the kernel is not to be read
+
+        def product(x: Array) -> Array:
+            seen.append((x, given(x)))
+            return seen[-1][1]
+
+        value = dense.loss(model, batch, key, {**products, head.kernel: product})
+        ((x, logits),) = seen
+        return joined(Features(value, x, logits + bias[None]), batch)
+
+    return learned._replace(fast=learned.fast._replace(dense=dense._replace(loss=in_products)))
 
 
 class ClassSums(NamedTuple):

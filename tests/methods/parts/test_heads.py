@@ -9,6 +9,8 @@ from flax import linen as nn
 
 import jaxfl
 from jaxfl import tree
+from jaxfl.client.fast import coordinates
+from jaxfl.client.part import train_part
 from jaxfl.client.training import local_train
 from jaxfl.methods.parts import heads
 from jaxfl.tasks import Task
@@ -90,6 +92,25 @@ def test_a_term_of_the_features_has_its_gradient_and_averages_move_as_ever(data,
         leaves = dict(zip(tree.names(trained), jax.tree.leaves(trained), strict=True))
         (mean,) = (leaf for name, leaf in leaves.items() if "mean" in name)
         assert float(jnp.abs(mean).sum()) > 0
+
+
+@pytest.mark.parametrize(("name", "moving"), [("mlp", ".*"), ("mlp", "Dense_0"), ("regression", ".*")])
+def test_a_term_of_the_features_is_trained_in_coordinates_as_without_them(name, moving, data, key, monkeypatch):
+    """Also where the head's own kernel is in coordinates, of an inner or the first layer, or constant."""
+    monkeypatch.setattr(coordinates, "_inner_pays", lambda *sizes, kernels: True)
+    task = jaxfl.classification(networks()[name][0], data)
+    joint = heads.with_feature_term(
+        task,
+        heads.find_head(task, "fedproto"),
+        lambda seen, batch: 0.3 * jnp.square(seen.features - 1).mean() + jnp.square(seen.logits).mean(),
+    )
+    model, trained = task.init(key), []
+    for one in (joint, joint._replace(fast=joint.fast._replace(dense=None))):
+        train = train_part(one, optax.sgd(0.1), tree.matching(model, moving), local_epochs=3, batch_size=5)
+        with coordinates.decisions() as told:
+            trained.append(jax.jit(train)(key, model, data, jnp.int32(1)))
+        assert (coordinates.USED in told) == (one is joint)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *trained)
 
 
 def test_class_sums_are_those_of_a_loop(key):
