@@ -74,7 +74,7 @@ class FedDBEState(NamedTuple):
     Seen("sums", "the sum of the networks", before="the sum of the clients' mean features"),
     Seen(
         "sums",
-        "the sum of the networks, and in the first one of the cohort's mean features",
+        "the sum of the networks, and in the first round of the cohort's mean features",
         options={"start": "cohort"},
     ),
 )
@@ -169,7 +169,7 @@ def feddbe(
     def round(key: Key, state: FedDBEState, data: FederatedData, cohort: Cohort) -> tuple[FedDBEState, Info]:
         mean, known = state.mean, state.known
         if source == "everybody":
-            refuse_noise('start="everybody"', "M is of sums that have none; take mean_pull=0, which needs no M")
+            refuse_noise('start="everybody"', "M is of a sum without noise; take mean_pull=0, which needs no M")
         if source == "cohort":
             refuse_wire('start="cohort"', 'its first cohort sends mean features as well; take start="everybody"')
             mean, known = jax.lax.cond(known, lambda: (mean, known), lambda: consensus(key, state.model, data, cohort))
