@@ -41,6 +41,7 @@ from jaxfl.simulation.records.identity import FIELDS, FINGERPRINT
 from jaxfl.typing import Params
 
 LOCK = ".jaxfl.lock"
+LOWER = "lower_is_better"  # in a summary: metrics that should fall
 DIVERGED = "diverged"  # in a config: the rounds that were asked for, and the reason why the run has diverged
 
 
@@ -123,13 +124,14 @@ CONFIG_TYPES: EntryTypes = {
 }
 _METRICS = r"(.*_)?(micro|macro|std|worst_decile|p\d+)_.*|(.*_)?(loss|seconds|bytes)"
 SUMMARY_TYPES: EntryTypes = {
-    "method|data|fingerprint|sampler": (str,),
-    "rounds|seed|rounds_asked|num_clients|eval_clients|seeds_together": (int,),
+    "method|data|fingerprint|sampler|sampling|shortfall|device": (str,),
+    "rounds|seed|rounds_asked|num_clients|eval_clients|seeds_together|drift_round": (int,),
     "cohort": (int, float),
     "test_rows": (int, type(None)),
-    "options": (dict,),
-    "lower_is_better": (list,),
+    "options|versions": (dict,),
+    LOWER: (list,),
     f"{_METRICS}|(wasserstein_)?(silhouette|davies_bouldin)|seconds_per_round|num_clusters|ari|nmi|purity": NUMBER,
+    "epsilon|smallest_sum|bytes_(up|down)|rounds_to_recover": NUMBER,
 }
 HEADER_TYPES = {"identity": dict, "round": int, "tally": dict, "records": int}  # of a run's checkpoint
 # Of a config and of an identity: where rows lie, on which devices clients are trained, and how many side by side.
@@ -426,6 +428,8 @@ class RunDirectory:
             return content  # of several seeds, a number is its mean and deviation
         try:
             check_entries(content, entry_types)
+            if not all(isinstance(one, str) for one in content.get(LOWER, ())):
+                raise ValueError(f"{LOWER} must be a list of texts, got {content[LOWER]}")
         except ValueError as error:
             raise ValueError(
                 f"{self.path / name} is damaged, or not of this version of jaxfl: {error}; put it back as it was, or "
