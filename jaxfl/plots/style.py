@@ -209,16 +209,24 @@ def import_matplotlib() -> None:
 
 @functools.cache
 def _figure_type() -> "type[Figure]":
-    """Returns a class of figures that notebooks show without pyplot."""
+    """Returns a class of figures that notebooks show without pyplot.
+
+    Their texts are drawn letter by letter, also where a `matplotlibrc`, of the current folder perhaps, sets LaTeX.
+    """
     import io
 
+    import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
+    from matplotlib.text import Text
 
     class NotebookFigure(Figure):
         def draw(self, renderer: Any) -> None:
             layout = self.get_layout_engine()
-            with warnings.catch_warnings():  # of a letter that the font lacks a box is drawn
+            for text in self.findobj(Text):
+                text.set_usetex(False)
+            without_latex = matplotlib.rc_context({"text.usetex": False})  # for texts that drawing creates
+            with warnings.catch_warnings(), without_latex:  # of a letter that the font lacks a box is drawn
                 warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
                 if self.canvas.is_saving() and isinstance(layout, ConstrainedLayoutEngine) and self.axes:
                     layout.execute(self)  # matplotlib asks for no more, and draws again without a layout for the file

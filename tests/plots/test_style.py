@@ -4,6 +4,7 @@ import matplotlib
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.texmanager import TexManager
 
 from jaxfl.plots import style
 
@@ -30,3 +31,11 @@ def test_a_file_is_that_of_matplotlib_and_drawn_once(box, form, tmp_path, monkey
     draw(Figure((6, 2), layout="constrained")).savefig(tmp_path / "plain", format=form, bbox_inches=box)
     assert len(draws) == 3
     assert (tmp_path / "ours").read_bytes() == (tmp_path / "plain").read_bytes()
+
+
+def test_texts_are_no_latex(tmp_path, monkeypatch):
+    """A `matplotlibrc` of the current folder may set LaTeX, which would execute names, and what its preamble says."""
+    monkeypatch.setitem(matplotlib.rcParams, "text.usetex", True)
+    monkeypatch.setattr(TexManager, "make_dvi", lambda *arguments: pytest.fail("LaTeX is run"))
+    draw(style.figure((6, 2))).savefig(tmp_path / "picture.svg")
+    assert matplotlib.rcParams["text.usetex"]
