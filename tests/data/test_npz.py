@@ -370,7 +370,7 @@ def test_labels_of_other_kinds(path, inputs, labels, kind, size):
     assert (fed.kind, fed.num_classes, fed.num_clients) == (kind, size, 2)
 
 
-@pytest.mark.parametrize("names", [("x_test", "y_test"), ("test_X", "test_Y"), ("val_x", "val_y")])
+@pytest.mark.parametrize("names", [("x_test", "y_test"), ("test_X", "test_Y"), ("val_x", "val_y"), ("x_dev", "evalY")])
 def test_a_test_set_of_names_that_are_not_read_is_told(tmp_path, names):
     np.savez(tmp_path / "keras.npz", **PLAIN, **dict(zip(names, (TEST_IMAGES, TEST_LABELS), strict=True)))
     with pytest.warns(UserWarning, match=mentions("keras.npz", *names, "test_x", "test_y")):
@@ -378,7 +378,8 @@ def test_a_test_set_of_names_that_are_not_read_is_told(tmp_path, names):
 
 
 @pytest.mark.parametrize(
-    "names", [("testx", "TestY"), ("clients", "Client_ID"), ("groups", "class-names"), ("domains",)]
+    "names",
+    [("testx", "TestY"), ("clients", "Client_ID"), ("groups", "class-names"), ("domains",), ("split", "train_mask")],
 )
 def test_arrays_whose_names_nearly_are_those_that_are_read_are_told(tmp_path, names):
     np.savez(tmp_path / "own.npz", **PLAIN, ids=LABELS, files=LABELS, notes=LABELS, **dict.fromkeys(names, LABELS))

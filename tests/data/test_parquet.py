@@ -53,7 +53,8 @@ def test_the_hubs_layout(tmp_path):
     columns = {"image": blobs(GREY[:2]), "label": LABELS[:2], "writer_id": ["ann", "dan"]}
     write(tmp_path / "data" / "test-00000-of-00001.parquet", columns)
     write(tmp_path / "data" / "validation-00000-of-00001.parquet", {"image": blobs(COLOUR), "label": LABELS})
-    source = parquet.load(tmp_path)
+    with pytest.warns(UserWarning, match=mentions("validation-00000-of-00001.parquet", "split=train")):
+        source = parquet.load(tmp_path)
     np.testing.assert_array_equal(source.inputs, GREY)
     np.testing.assert_array_equal(source.test_inputs, GREY[:2])
     assert source.inputs.dtype == np.uint8 and (source.mean, source.std) == (0.0, 255.0)

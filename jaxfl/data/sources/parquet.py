@@ -8,6 +8,7 @@ import io
 import json
 import os
 import struct
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -169,11 +170,22 @@ def load(
         FileNotFoundError: there is no parquet file, or a shard is missing.
         ValueError: a file is damaged, a column is missing or of another type, a value is missing, or images differ in
             shape.
+
+    Warns:
+        UserWarning: files of a split that is neither `train` nor `test` are not read.
     """
     files = shards.files_in(data_dir)
     train_files, test_files = (
         (files, []) if files == [Path(data_dir or "")] else shards.select_splits(files, split, "test")
     )
+    unread = [path.name for path in files if path not in (*train_files, *test_files)]
+    if unread and split == "train":  # which nobody may have chosen
+        more = " and others" if len(unread) > 3 else ""
+        warnings.warn(
+            f"{files[0].parent}: {', '.join(unread[:3])}{more} are not read; training rows are those of split={split}, "
+            "test rows those of split test: call files so, or set split.",
+            stacklevel=2,
+        )
     schema = _read_schema(train_files[0])
     given = {"image": image, "label": label, "client": client, "group": group}
     columns = {role: _choose_column(train_files, schema.names, role, name) for role, name in given.items()}
