@@ -27,6 +27,7 @@ GIVEN = {
     ("fesem_ma", "prior_weight"): (1.0, {}),
     **{(name, "proximal_weight"): (0.1, {}) for name in ("ifca_cam", "fesem_cam", "wecfl_cam")},
     ("feddrift", "merge_threshold"): (0.4, {}),
+    ("fedccfa", "alignment_weight"): (0.1, {}),
     ("flhc", "threshold"): (0.6, {"num_clusters": None}),
     ("flux", "threshold"): (0.6, {}),
     ("fedsoft", "smoother"): (0.01, {}),
