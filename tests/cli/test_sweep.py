@@ -319,7 +319,13 @@ def test_a_setting_that_is_refused_takes_no_other_with_it(tmp_path, capsys, empt
 @pytest.mark.filterwarnings("default:.*left out")
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("config.json", b"{"), ("history.jsonl", b'{"round": "x"}\n'), ("clusters.jsonl", b"{}\n"), (".jaxfl", b"[")],
+    [
+        ("config.json", b"{"),
+        ("history.jsonl", b'{"round": "x"}\n'),
+        ("history.jsonl", b""),
+        ("clusters.jsonl", b"{}\n"),
+        (".jaxfl", b"["),
+    ],
 )
 def test_a_damaged_folder_takes_no_other_run_with_it(name, content, tmp_path, capsys, empty_pictures):
     """Not that of the same setting, nor of another one, and not in a comparison that names the folder."""

@@ -314,12 +314,7 @@ class RunDirectory:
         saved = self.check_identity(identity, resume=resume)
         self.path.mkdir(parents=True, exist_ok=True)
         if saved is not None:
-            rounds, records = saved.header["round"], saved.header["records"]
-            if (found := len(self._records(rounds))) < records:
-                raise ValueError(
-                    f"{self.path / HISTORY} must hold {records} records of the first {rounds} rounds, found {found}; "
-                    "put the file back as it was, or choose another directory."
-                )
+            self._check_records(saved)
             checkpoint.set_aside(saved)
         return saved
 
@@ -360,6 +355,19 @@ class RunDirectory:
             saved = self.check_identity(identity, resume=resume)
         return 0 if saved is None else saved.header["round"]
 
+    def _check_records(self, saved: Saved) -> None:
+        """Checks that the history has the records of a checkpoint.
+
+        Raises:
+            ValueError: some are missing.
+        """
+        rounds, records = saved.header["round"], saved.header["records"]
+        if (found := len(self._records(rounds))) < records:
+            raise ValueError(
+                f"{self.path / HISTORY} must hold {records} records of the first {rounds} rounds, found {found}; put "
+                "the file back as it was, or choose another directory."
+            )
+
     def _records(self, rounds: int) -> list[dict[str, Any]]:
         """Returns the records of the first `rounds`."""
         path = self.path / HISTORY
@@ -386,15 +394,19 @@ class RunDirectory:
         """Checks that the files of a run are none, or can be read.
 
         Raises:
-            ValueError: one is damaged; the message names it.
+            ValueError: one is damaged, or the history lacks records; the message names it.
             OSError: one cannot be opened.
         """
         own_names(self.path)
         self.config()
         self.summary()
-        self.done()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the checkpoint before: `open` warns of it
+            saved = self.newest()
         if (self.path / HISTORY).exists():
             _ = History(self.path / HISTORY).moves
+        if saved is not None:
+            self._check_records(saved)
 
     def is_unfinished(self) -> bool:
         """Returns whether the run was resumed with more rounds than its summary has, and has not finished them."""
