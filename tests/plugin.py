@@ -32,10 +32,10 @@ os.environ.setdefault("JAXFL_JOBS", "1")  # sweeps are in the process of the tes
 if _FOLDER := os.environ.get("JAX_COMPILATION_CACHE_DIR"):  # kept, for the next run
     _FOLDER = os.path.join(_FOLDER, os.environ.get("PYTEST_XDIST_WORKER", "alone"))
     # What a worker compiled in an earlier run is there for the others, which have other tests this time.
-    _COMPILED = [*Path(_FOLDER).glob("gw*/*-cache")]
-    for _program in _COMPILED:
-        for _place in {one.parent for one in _COMPILED}:
-            with contextlib.suppress(FileExistsError):
+    _PLACES = [*Path(_FOLDER).glob("gw*")]
+    for _program in [*Path(_FOLDER).glob("gw*/*-cache")]:
+        for _place in _PLACES:
+            with contextlib.suppress(OSError):  # it is there, or the disk has no links
                 os.link(_program, _place / _program.name)
 else:
     _FOLDER = tempfile.mkdtemp(prefix="jaxfl-tests-")
