@@ -120,7 +120,7 @@ ROWS = (
     Row("fedala", "mixing_rate", (0.1, 1.0, 10.0), (0.01, 100.0), beside=0.8),  # of 0.8 of the rows, for the head alone
     Row("fedpac", "alignment_weight", (0.1, 1.0, 10.0), (0.01, 100.0), beside=1.0),
     # runs of 20 to 60 rounds; five epochs of the head on at most five rows of a class are about one on all rows
-    Row("fedccfa", "threshold", (0.03, 0.1, 0.3), (0.01, 1.0), beside=2.0, items=("align_from=5",)),
+    Row("fedccfa", "threshold", (0.01, 0.03, 0.1), (0.003, 0.3), beside=2.0, items=("align_from=5",)),
     Row("feddbe", "mean_pull", (0.5, 5.0, 50.0), (0.05, 500.0), once=1.0),
     Row("fedproto", "prototype_weight", (0.1, 1.0, 10.0), (0.01, 100.0)),  # PFLlib has 10 for its mean over coordinates
     Row("knnper", "memory_weight", (0.25, 0.5, 0.75), (0.1, 0.9)),

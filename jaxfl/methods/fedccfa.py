@@ -115,7 +115,8 @@ def fedccfa(
     Args:
         task: a classification whose network ends with a dense layer, the head.
         optimizer: the local optimiser of each phase; its state starts fresh in each.
-        threshold: eps, the largest difference of two neighbours in a cluster; below 0 nobody is clustered.
+        threshold: eps, the largest difference of two neighbours in a cluster; below 0 nobody is clustered. Heads b_i of
+            few steps are all alike, so that it must be smaller where clients have few rows.
         entropy_scale: gamma, of lambda_i; infinity switches the alignment off.
         alignment_weight: the same lambda for all clients, in place of lambda_i; 0 switches the alignment off.
         alignment: of features to anchors: `"contrastive"`, as above, or `"squares"`, MSE(x, A_iy), the mean over the
