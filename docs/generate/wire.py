@@ -86,14 +86,14 @@ def bandwidth() -> str:
 
 
 def privacy_cost() -> str:
-    """Returns the accuracy by method, clients and epsilon: mean and deviation over the seeds."""
+    """Returns the accuracy by method, clients and epsilon, with the ARI of methods with clusters, over the seeds."""
     found, rows = _by_options("privacy"), []
     for clients in privacy.CLIENTS:
         for method in privacy.METHODS:
             options = [{"clients": clients, "epsilon": epsilon} for epsilon in privacy.EPSILONS]
-            rows.append(
-                [NAMES[method], f"{clients:,}", *(_accuracy(found.get(_place(method, one), ())) for one in options)]
-            )
+            cell = _accuracy_and_ari if "num_clusters" in privacy.METHODS[method] else _accuracy
+            cells = [cell(found.get(_place(method, one), ())) for one in options]
+            rows.append([NAMES[method], f"{clients:,}", *cells])
     heads = ["no privacy" if epsilon is None else f"epsilon {epsilon:g}" for epsilon in privacy.EPSILONS]
     return _made(["method", "clients", *heads], rows, 2)
 
@@ -131,6 +131,15 @@ def _accuracy(lines: Records) -> str:
     if not values:
         return MISSING
     return f"{np.mean(values):.1f}" + (f" ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else "")
+
+
+def _accuracy_and_ari(lines: Records) -> str:
+    """Returns the last accuracy in percent, with the mean ARI.
+
+    >>> _accuracy_and_ari([{"summary": {"micro_accuracy": 0.5, "ari": 0.75}}])
+    '50.0, ARI 0.75'
+    """
+    return _accuracy(lines) + (f", ARI {np.mean([line['summary']['ari'] for line in lines]):.2f}" if lines else "")
 
 
 def _megabytes(lines: Records, goal: float) -> str:
