@@ -5,6 +5,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from experiments.speed.rounds import WORKS
 from experiments.speed.sweeps import PARTS
 from jaxfl.bench import AXES, Scaling
 from jaxfl.cli import tables
@@ -56,7 +57,8 @@ def held() -> str:
     sides = [side for side in ("jaxfl", *PEERS) if any(side in record["held"] for record in last.values())]
     head = ("workload", *(PEERS.get(side, side) for side in sides), "command")
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for name, record in last.items():
+    for name in (name for name in WORKS if name in last):
+        record = last[name]
         sizes = [f"{record['held'][side] / 1e9:.2f} GB" if side in record["held"] else "" for side in sides]
         what = f"{name.partition('-')[0].upper()}: {record['what']}"
         lines.append(f"| {what} | {' | '.join(sizes)} | `python -m experiments.speed.rounds {name} --memory` |")

@@ -79,7 +79,7 @@ def bandwidth() -> str:
         lines = {}
         for code, more in compression.CODES.items():
             lines[code] = found.get(_place(method, {**compression.COMMON, **options, **more}), ())
-        goal = ENOUGH * np.mean([max(point[1] for point in line["curve"]) for line in lines["none"]] or [np.nan])
+        goal = float(ENOUGH * np.mean([max(point[1] for point in line["curve"]) for line in lines["none"]] or [np.nan]))
         cells = [f"{_megabytes(own, goal)} ({_accuracy(own)})" if own else MISSING for own in lines.values()]
         rows.append([NAMES[method], *cells])
     return _made(["method", *compression.CODES], rows, 1)
