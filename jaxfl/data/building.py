@@ -61,16 +61,16 @@ def federate(
         labels: `[P]` ints in `[0, num_classes)`; or floats, bools or tokens of other tasks, see `jaxfl.data.labels`.
         train: pool rows of each client as N index arrays, N at least 1 (or a packed `Split`); the array of a client
             without rows is empty.
-        test: the same for the test rows. A warning names a client with some of its training rows among them; if the
-            test rows of all clients are their training rows, there is no warning. Another names a client with a row
-            twice.
+        test: the same for the test rows. A warning names a client with some of its training rows among them, another
+            one with those of other clients that train; if the test rows of all clients are their training rows, there
+            is no warning. A third names a client with a row twice.
         num_classes: L; None derives it from the shape of the labels (regression, multilabel).
         rotation, tilt, label_shift, group, held_out: one value per client `[N]`, see `FederatedData`.
         mean, std: normalisation in the units of `inputs`, a number or one per channel. For floats the default of one
             alone is 0 or 1, and there is no normalisation if both are left out.
         name, group_names, class_names, client_names: names for plots and tables; client names for all or for none.
-        check_repeats: whether to warn of test rows that are identical with training rows, see `jaxfl.data.leaks`, and
-            of rows that a client has twice.
+        check_repeats: whether to warn of test rows that are identical with training rows, see `jaxfl.data.leaks`, or
+            are those of other clients, and of rows that a client has twice.
         check_kind: whether to warn of numbers to predict, or several labels of a row, that look like classes.
 
     Raises:
@@ -137,7 +137,7 @@ def federate(
     for part, split in data.splits.items():
         check_split(part, split, len(inputs))
     check_groups(data)
-    _warn_test_rows_in_training(data)
+    _warn_test_rows_in_training(data, of_others=check_repeats)
     if check_repeats:
         _warn_rows_twice("train", data.train)
         _warn_rows_twice("test", data.test)
@@ -380,12 +380,16 @@ def _warn_rows_twice(name: str, split: Split) -> None:
         )
 
 
-def _warn_test_rows_in_training(data: FederatedData) -> None:
-    """Warns if some test rows of a client are its training rows, which makes its metrics too good.
+def _warn_test_rows_in_training(data: FederatedData, *, of_others: bool) -> None:
+    """Warns if some test rows of a client are its training rows or those of others, which makes metrics too good.
 
     If all test rows are the training rows, the user passed the same list twice on purpose, and there is no warning.
+
+    Args:
+        data: the federation.
+        of_others: whether to warn of the training rows of other clients, too.
     """
-    trained = np.zeros(len(data.inputs), bool)
+    trained, seen = np.zeros(len(data.inputs), bool), np.zeros(len(data.inputs), bool)
     trained[data.train.rows] = True
     twice = all(
         np.array_equal(getattr(data.train, name), getattr(data.test, name)) for name in ("rows", "start", "size")
@@ -393,18 +397,24 @@ def _warn_test_rows_in_training(data: FederatedData) -> None:
     if twice or not trained[data.test.rows].any():
         return
 
-    def row_set(split: Split, client: int) -> set[int]:
-        return {*split.rows[split.start[client] :][: split.size[client]].tolist()}
+    def rows_of(split: Split, client: int) -> np.ndarray:
+        return split.rows[split.start[client] :][: split.size[client]]
 
-    overlaps = []
+    own, others = [], []
     for client in range(data.num_clients):
-        train, test = row_set(data.train, client), row_set(data.test, client)
+        if data.held_out is None or not data.held_out[client]:
+            seen[rows_of(data.train, client)] = True
+    for client in range(data.num_clients):
+        train, test = ({*rows_of(split, client).tolist()} for split in (data.train, data.test))
         if train & test and train != test:
-            overlaps.append((client, min(train & test)))
-    if overlaps:
-        client, row = overlaps[0]
-        warnings.warn(
-            f"{len(overlaps)} of {data.num_clients} clients are tested on some of their training rows, client {client} "
-            f"on row {row}; remove these rows from train or test.",
-            stacklevel=3,
-        )
+            own.append((client, min(train & test)))
+        elif not train & test and (rows := [row for row in test if seen[row]]):
+            others.append((client, min(rows)))
+    for clients, whose in ((own, "their"), (others if of_others else [], "other clients'")):
+        if clients:
+            client, row = clients[0]
+            warnings.warn(
+                f"{len(clients)} of {data.num_clients} clients are tested on some of {whose} training rows, client "
+                f"{client} on row {row}; remove these rows from train or test.",
+                stacklevel=3,
+            )

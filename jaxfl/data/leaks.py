@@ -70,7 +70,7 @@ def _are_different(ordered: np.ndarray) -> bool:
 
 
 def _hash_rows(inputs: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Returns a hash of the bytes of each of the given rows `[M]` uint64."""
+    """Returns a hash of each of the given rows `[M]` uint64; equal rows have equal ones."""
     size = inputs[:1].nbytes
     words = -(-size // 8)
     factors = np.random.Generator(np.random.PCG64(0)).integers(0, 1 << 63, words, np.uint64) * np.uint64(2) + np.uint64(
@@ -79,8 +79,9 @@ def _hash_rows(inputs: np.ndarray, rows: np.ndarray) -> np.ndarray:
     hashes, step = np.empty(len(rows), np.uint64), max(1, BLOCK // max(size, 1))
     for begin in range(0, len(rows), step):
         chosen = rows[begin : begin + step]
-        block = np.zeros((len(chosen), 8 * words), np.uint8)
-        block[:, :size] = np.ascontiguousarray(inputs[chosen]).reshape(len(chosen), -1).view(np.uint8)
+        block, values = np.zeros((len(chosen), 8 * words), np.uint8), inputs[chosen]
+        values = values + 0 if values.dtype.kind == "f" else values  # -0.0 is equal to 0.0, and has other bytes
+        block[:, :size] = np.ascontiguousarray(values).reshape(len(chosen), -1).view(np.uint8)
         mixed = block.view(np.uint64) * factors
         mixed ^= mixed >> np.uint64(29)  # or a difference in a word's upper bits would stay there
         hashes[begin : begin + len(chosen)] = (mixed * factors[::-1]).sum(1, dtype=np.uint64)

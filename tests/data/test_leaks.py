@@ -93,7 +93,24 @@ def test_rows_that_are_equal_by_chance_are_not_told():
     few = RNG.integers(0, 3, (40, 3)).astype(np.float32)  # 27 rows are possible
     for inputs in (np.zeros((40, 9), np.float32), np.eye(40, 3, dtype=np.float32), few, X):
         assert count_repeated_rows(data.federate(inputs, Y, train, test, num_classes=2)) == 0
-    data.federate(X, Y, [np.arange(9), np.arange(9, 18)], [np.arange(9, 18), np.arange(9)], num_classes=2)
+
+
+def test_test_rows_that_another_client_trains_on_are_told():
+    train, test = [np.arange(9), np.arange(9, 18), np.arange(18, 27)], [[], np.r_[30, 7, 5], [31]]
+    with pytest.warns(UserWarning, match=mentions("1 of 3 clients", "client 1", "row 5", "other clients")):
+        data.federate(X, Y, train, test, num_classes=2)
+    data.federate(X, Y, train, test, num_classes=2, check_repeats=False)  # a warning would fail, as below
+    data.federate(X, Y, train, test, num_classes=2, held_out=[True, False, False])  # which nobody trains on
+    data.federate(X, Y, train, train, num_classes=2)
+
+
+def test_zeros_of_either_sign_are_equal():
+    inputs = np.maximum(X, 0)
+    inputs[33] = np.where(inputs[4] == 0, -0.0, inputs[4])
+    labels = np.where(np.arange(40) == 33, Y[4], Y)
+    assert np.signbit(inputs[33]).sum() > np.signbit(inputs[4]).sum()
+    with pytest.warns(UserWarning, match=mentions("1 of 8 test rows", "row 33", "row 4")):
+        data.federate(inputs, labels, [np.arange(32)], [np.arange(32, 40)], num_classes=2)
 
 
 @pytest.mark.parametrize("columns", [1, 3])

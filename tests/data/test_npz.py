@@ -379,7 +379,8 @@ def test_a_test_set_of_names_that_are_not_read_is_told(tmp_path, names):
 
 @pytest.mark.parametrize(
     "names",
-    [("testx", "TestY"), ("clients", "Client_ID"), ("groups", "class-names"), ("domains",), ("split", "train_mask")],
+    [("testx", "TestY"), ("clients", "Client_ID"), ("groups", "class-names"), ("domains",), ("split", "train_mask")]
+    + [("train", "held_out"), ("is_train", "Subset"), ("TestMask", "fold_id")],
 )
 def test_arrays_whose_names_nearly_are_those_that_are_read_are_told(tmp_path, names):
     np.savez(tmp_path / "own.npz", **PLAIN, ids=LABELS, files=LABELS, notes=LABELS, **dict.fromkeys(names, LABELS))

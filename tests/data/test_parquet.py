@@ -72,6 +72,25 @@ def test_the_hubs_layout(tmp_path):
         parquet.load(tmp_path)
 
 
+@pytest.mark.parametrize("names", [("mnist_train", "mnist_test"), ("Train", "Test"), ("part-0", "part-eval")])
+def test_files_that_are_called_tests_and_are_divided_anew_are_told(tmp_path, names):
+    for place, name in enumerate(names):
+        rows = slice(8 * place, 8 * place + 4)
+        write(tmp_path / f"{name}.parquet", {"image": blobs(GREY[rows]), "label": LABELS[rows]})
+    with pytest.warns(UserWarning, match=mentions(f"{names[1]}.parquet", "test.parquet")):
+        assert len(parquet.load(tmp_path).labels) == 8
+    parquet.load(tmp_path / f"{names[1]}.parquet")  # one file: a warning would fail
+
+
+def test_a_column_that_says_which_rows_are_for_tests_is_told(tmp_path):
+    path = write(tmp_path / "train.parquet", column("is_test", LABELS == 2))
+    with pytest.warns(UserWarning, match=mentions("train.parquet", "is_test", "test_x")):
+        parquet.load(tmp_path)
+    parquet.load(tmp_path, label="is_test")  # a warning would fail
+    write(path.with_name("test.parquet"), column("is_test", LABELS == 2))
+    parquet.load(tmp_path)
+
+
 @pytest.mark.parametrize("big", [parquet.BATCH * 2 + 3])
 def test_batches_and_files_keep_the_order(tmp_path, big):
     images = RNG.integers(0, 256, (big, 2, 2), np.uint8)

@@ -50,6 +50,17 @@ def test_columns_have_the_roles_that_they_are_given(tmp_path, how):
     assert few.inputs.shape == (30, 1)
 
 
+@pytest.mark.parametrize(("name", "words"), [("split", True), ("is_test", False), ("Fold_ID", False)])
+@pytest.mark.parametrize("how", ["csv", "parquet"])
+def test_a_column_that_says_which_rows_are_for_tests_is_told(tmp_path, how, name, words):
+    part = RNG.integers(0, 2, 30)
+    path = written(tmp_path, how, FRAME.assign(**{name: np.array(["train", "test"])[part] if words else part}))
+    for roles in (ROLES | {"numbers": "size:weight"}, ROLES | {"categories": f"colour:sold:{name}"}):
+        with pytest.warns(UserWarning, match=mentions(path.name, name, "test_x", "test_client")):
+            table.load(path, **roles)
+    table.load(path, **ROLES | {"numbers": "weight", "group": name})  # a warning would fail
+
+
 def test_scaling_is_fitted_to_training_rows_alone(tmp_path):
     load = {"data_dir": written(tmp_path), **ROLES, "test_share": 0.4, "scale_target": True}
     fed = data.load("table", **load)

@@ -1,5 +1,6 @@
 """Checks of the arrays of a file of examples in any format; each raises ValueError with the name of the file."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,6 +9,30 @@ import numpy as np
 from jaxfl.data.building import check_finite, check_input_type, check_normaliser
 from jaxfl.data.casts import join
 from jaxfl.data.labels import are_flags, check_num_classes, count_classes, prepare_labels
+
+# Parts of the names of files, arrays and columns that belong to a test set, and names that say which rows do.
+HELD_BACK = "test|testing|val|valid|validation|eval|evaluation|dev|holdout|heldout"
+SPLITS = re.compile(
+    "(data|traintest)?(split|fold|subset)(id|index|name|number)?s?|traintest|(train|training)(row|index|idx|id)s?|"
+    f"(is|in|for)(train|training|{HELD_BACK})|(train|training|{HELD_BACK})(mask|set|split|flag|fold)s?"
+)
+
+
+def is_split(name: str) -> bool:
+    """Returns whether an array or a column says, by its name, which rows are for training and which are held back.
+
+    >>> is_split("Split"), is_split("is_train"), is_split("splitting")
+    (True, True, False)
+    """
+    return SPLITS.fullmatch(re.sub("[^a-z]", "", name.lower())) is not None
+
+
+def split_sentence(path: Path, name: str) -> str:
+    """Returns a sentence for a column that says which rows are held back, of a file whose rows are divided anew."""
+    return (
+        f"{path}: the column {name} does not decide which rows are for tests, and clients are tested on a share of "
+        "their own rows; write an npz file with test_x, test_y and test_client to keep yours."
+    )
 
 
 def check_rows(

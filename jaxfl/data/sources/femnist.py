@@ -17,15 +17,14 @@ import numpy as np
 
 from jaxfl.data import bounded
 from jaxfl.data.sources import leaf
-from jaxfl.data.sources.base import Folder, Remote, Source, SourceEntry, locate, require
+from jaxfl.data.sources.base import Folder, Remote, Source, SourceEntry, locate
 from jaxfl.schema import checked
 
 SHAPE = (28, 28)
 CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 Layout = Literal["auto", "leaf", "leaf-split", "tff"]
 LAYOUTS = {
-    "leaf": ("all_data*.json",),
-    "leaf-split": ("train/*.json", "test/*.json"),
+    **leaf.LAYOUTS,
     "tff": ("fed_emnist_train.h5", "fed_emnist_test.h5"),
 }
 HELP = (
@@ -58,9 +57,12 @@ def load(data_dir: Folder = None, *, layout: Layout = "auto") -> Source:
     Raises:
         FileNotFoundError: files are missing.
         ValueError: a file is damaged.
+
+    Warns:
+        UserWarning: there are files of both `leaf` and `leaf-split`, and the layout is not given.
     """
     layouts = LAYOUTS if layout == "auto" else {layout: LAYOUTS[layout]}
-    existing, place = require("femnist", layouts, leaf.places("femnist", data_dir), HELP)
+    existing, place = leaf.require_files("femnist", layouts, data_dir, HELP)
     read = _read_hdf5 if existing == "tff" else leaf.read
     parts = [read(leaf.sorted_files(place, pattern)) for pattern in LAYOUTS[existing]]
     train, test = parts if len(parts) == 2 else (parts[0], None)

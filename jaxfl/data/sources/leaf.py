@@ -10,6 +10,7 @@ Reference: Caldas et al., "LEAF: a benchmark for federated settings", 2018.
 
 import json
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,8 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxfl.data.casts import to_texts
-from jaxfl.data.sources.base import Folder, folders
+from jaxfl.data.sources.base import Folder, Layouts, folders, locate, require
 
+LAYOUTS = {"leaf": ("all_data*.json",), "leaf-split": ("train/*.json", "test/*.json")}
 SUBFOLDERS = ("data/all_data", "all_data", "data")  # folders of the files of LEAF's preprocess.sh
 KEYS = ("users", "num_samples", "user_data")
 # A pixel is n/255 in the files, so there are usually 256 texts; a file of other numbers must not fill the memory.
@@ -47,6 +49,24 @@ def places(name: str, data_dir: Folder) -> list[Path]:
         for folder in folders(name, data_dir)
         for place in (folder, *(folder / inner for inner in SUBFOLDERS if (folder / inner).is_dir()))
     ]
+
+
+def require_files(name: str, layouts: Layouts, data_dir: Folder, remedy: str) -> tuple[str, Path]:
+    """Returns the first complete layout of a source's files, and their folder; see `base.require`.
+
+    Warns:
+        UserWarning: LEAF's split lies beside all rows, which are read.
+    """
+    searched = places(name, data_dir)
+    existing, place = require(name, layouts, searched, remedy)
+    split = locate({key: patterns for key, patterns in layouts.items() if key == "leaf-split"}, searched)
+    if existing == "leaf" and split is not None:
+        warnings.warn(
+            f"{name}: all rows in {place} are read and divided anew, and train and test in {split[1]} are not read; "
+            "set layout=leaf-split to keep these, or layout=leaf.",
+            stacklevel=3,
+        )
+    return existing, place
 
 
 def sorted_files(place: Path, pattern: str) -> list[Path]:

@@ -31,9 +31,7 @@ EXTRAS = (
 )
 
 # Arrays that are told if they are not read, by their names in small letters alone: test sets, splits, names of others.
-HELD_BACK = "test|val|valid|validation|eval|evaluation|dev|holdout"
-TESTS = re.compile(f"[xy]?({HELD_BACK})([xy]|data|image|input|label|target|client|user)?s?")
-SPLITS = re.compile("(split|fold|train(mask|row|index|idx|id))s?")  # which rows are for training
+TESTS = re.compile(f"[xy]?({checks.HELD_BACK})([xy]|data|image|input|label|target|client|user)?s?|train|training")
 OTHERS = re.compile("(client|group|domain|mean|std)(id|index|number|name)?s?|(class|label)(e?s|names?)")
 
 # Arrays of a file written by `save`, and the fields of the source that they store.
@@ -117,9 +115,9 @@ def _warn_unread_arrays(path: Path, unread: Sequence[str], names: Mapping[str, s
 
     def is_meant(name: str) -> bool:
         letters = re.sub("[^a-z]", "", name.lower())
-        if TESTS.fullmatch(letters) or re.search(f"(^|_)({HELD_BACK})(_|$)", name, re.IGNORECASE):
+        if TESTS.fullmatch(letters) or re.search(f"(^|_)({checks.HELD_BACK})(_|$)", name, re.IGNORECASE):
             return True
-        if SPLITS.fullmatch(letters):
+        if checks.is_split(name):
             return True
         role = OTHERS.fullmatch(letters)
         known = role and (role[1] or "class_names")

@@ -7,9 +7,10 @@ of numbers. Images are decoded batch by batch into one array that is allocated o
 import io
 import json
 import os
+import re
 import struct
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from jaxfl.data import bounded
 from jaxfl.data.building import STANDARDISE, check_finite
 from jaxfl.data.casts import join, to_floats, to_texts
 from jaxfl.data.labels import count_classes
-from jaxfl.data.sources import shards
+from jaxfl.data.sources import checks, shards
 from jaxfl.data.sources.base import Folder, Source, SourceEntry
 
 # Pillow's modes of 8 bits, and the modes that they are converted to: [H, W] or [H, W, 3].
@@ -172,7 +173,8 @@ def load(
             shape.
 
     Warns:
-        UserWarning: files of a split that is neither `train` nor `test` are not read.
+        UserWarning: files of a split that is neither `train` nor `test` are not read; or without files of `test`, the
+            name of a file or of a column says which rows are for tests, and all are divided anew.
     """
     files = shards.files_in(data_dir)
     train_files, test_files = (
@@ -187,6 +189,8 @@ def load(
             stacklevel=2,
         )
     schema = _read_schema(train_files[0])
+    if not test_files:
+        _warn_rows_divided_anew(train_files, schema.names, {label, client, group})
     given = {"image": image, "label": label, "client": client, "group": group}
     columns = {role: _choose_column(train_files, schema.names, role, name) for role, name in given.items()}
     train = _read_split(train_files, {role: name for role, name in columns.items() if name})
@@ -221,6 +225,27 @@ def load(
         mean=0.0 if pixels else None,
         std=255.0 if pixels else None,
     )
+
+
+def _warn_rows_divided_anew(files: Sequence[Path], existing: Sequence[str], used: Collection[str]) -> None:
+    """Warns of files without a test set, or a column, that say by their names which rows are for tests.
+
+    Args:
+        files: whose rows are all divided.
+        existing: names of their columns.
+        used: columns that have a role.
+    """
+    words = rf"(^|[^a-z])({checks.HELD_BACK})([^a-z]|$)"
+    held_back = [path.name for path in files if re.search(words, path.stem.lower())]
+    if 0 < len(held_back) < len(files):
+        warnings.warn(
+            f"{files[0].parent}: {held_back[0]} is divided among training and test rows like the other files; call the "
+            "files train.parquet and test.parquet to keep its rows for tests.",
+            stacklevel=3,
+        )
+    for name in existing:
+        if name not in used and checks.is_split(name):
+            warnings.warn(checks.split_sentence(files[0], name), stacklevel=3)
 
 
 def _damaged_file(path: Path, error: object) -> ValueError:

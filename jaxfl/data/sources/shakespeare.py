@@ -12,13 +12,12 @@ import numpy as np
 from jaxfl.data.casts import to_texts
 from jaxfl.data.labels import MASKED
 from jaxfl.data.sources import leaf, text
-from jaxfl.data.sources.base import WITHOUT_CLASSES, Folder, Source, SourceEntry, locate, require
+from jaxfl.data.sources.base import WITHOUT_CLASSES, Folder, Source, SourceEntry, locate
 from jaxfl.schema import checked
 
 LENGTH = 80  # characters of a row
 # The characters of LEAF's reference models.
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-LAYOUTS = {"leaf": ("all_data*.json",), "leaf-split": ("train/*.json", "test/*.json")}
 HELP = (
     "run data/shakespeare/preprocess.sh of https://github.com/TalwalkarLab/leaf and pass its folder data/shakespeare "
     "as data_dir"
@@ -92,13 +91,16 @@ def load(
     Raises:
         FileNotFoundError: files are missing.
         ValueError: a file is damaged, or a number is out of range.
+
+    Warns:
+        UserWarning: there are files of both layouts, and none is given.
     """
     if stride < 1:
         raise ValueError(f"stride must be at least 1, got {stride}.")
-    layouts = LAYOUTS if layout == "auto" else {layout: LAYOUTS[layout]}
-    existing, place = require("shakespeare", layouts, leaf.places("shakespeare", data_dir), HELP)
+    layouts = leaf.LAYOUTS if layout == "auto" else {layout: leaf.LAYOUTS[layout]}
+    existing, place = leaf.require_files("shakespeare", layouts, data_dir, HELP)
     parts = []
-    for pattern in LAYOUTS[existing]:
+    for pattern in leaf.LAYOUTS[existing]:
         part = _RoleCollector()
         for path in leaf.sorted_files(place, pattern):
             part.add(path, stride, targets)
@@ -125,7 +127,7 @@ def load(
 
 def _find_shakespeare(data_dir: Folder) -> Path | None:
     """Returns the folder of the files, or None."""
-    located = locate(LAYOUTS, leaf.places("shakespeare", data_dir))
+    located = locate(leaf.LAYOUTS, leaf.places("shakespeare", data_dir))
     return None if located is None else located[1]
 
 

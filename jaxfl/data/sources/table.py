@@ -19,6 +19,7 @@ import numpy as np
 
 from jaxfl.data.casts import to_floats, to_texts
 from jaxfl.data.conventions import few_whole_numbers
+from jaxfl.data.sources import checks
 from jaxfl.data.sources import columns as files
 from jaxfl.data.sources.base import WITHOUT_CLASSES, Folder, Source, SourceEntry, missing_file_phrase
 from jaxfl.schema import checked, did_you_mean
@@ -80,6 +81,9 @@ def load(
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: the file is damaged, a column is missing or has two roles, or a value is missing or not a number.
+
+    Warns:
+        UserWarning: a column such as `split` says which rows are for tests; all rows are divided anew.
     """
     if data_dir is None or not Path(data_dir).is_file():
         got = missing_file_phrase(data_dir)
@@ -104,6 +108,9 @@ def load(
             )
         if used.count(name) > 1:
             raise ValueError(f"{name} must have one role, got two; target, client and group cannot be features.")
+    for name in columns:
+        if name not in (target, client, group) and checks.is_split(name):
+            warnings.warn(checks.split_sentence(path, name), stacklevel=2)
     rest = tuple(name for name in columns if name not in used and not re.fullmatch(UNNAMED, name))
     roles = given if numbers else given._replace(numbers=rest)
     return read_source(path.name.split(".")[0], path, roles, target_kind, scale_target=scale_target)
