@@ -19,15 +19,16 @@ METHODS: dict[str, dict[str, Any]] = {
     "ditto": {},
     "stocfl": {"threshold": 0.5},
 }
+FED_BACK = ("topk:0.01", "sign", "topk:0.01+qsgd:8")
 CODES: dict[str, dict[str, Any]] = {
     "none": {},
-    **{code: {"compress": code} for code in ("topk:0.01", "qsgd:4", "sign")},
-    **{f"{code}, fed back": {"compress": code, "error_feedback": True} for code in ("topk:0.01", "sign")},
+    **{code: {"compress": code} for code in ("topk:0.01", "qsgd:4", "sign", "topk:0.01+qsgd:8")},
+    **{f"{code}, fed back": {"compress": code, "error_feedback": True} for code in FED_BACK},
 }
 COMMON = {**DATA, **TRAINING, "rounds": 40, "cohort": 0.5, "eval_every": 2}
 SETTINGS = [
     Setting(method, {**COMMON, **options, **code})
-    for codes in (list(CODES.values())[:4], list(CODES.values())[4:])  # at first without error feedback
+    for codes in (list(CODES.values())[:5], list(CODES.values())[5:])  # at first without error feedback
     for method, options in METHODS.items()
     for code in codes
 ]
