@@ -123,7 +123,7 @@ def check_output(path: Path, argument: str, mark: str, flag: str | None = None) 
         raise ValueError(f"{argument} must be a file, got the folder {str(path)!r}; give a file in it.")
     if not path.parent.is_dir():
         raise ValueError(f"{argument} must be a file in an existing folder, got {str(path)!r}; create the folder.")
-    of_a_run = path.name in (own_names(path.parent) or ())
+    of_a_run = path.name in (own_names(path.parent) or ()) or path.name.startswith(MARKER)
     new = not os.path.lexists(path) or is_empty(path)
     if of_a_run or not (new or (path.is_file() and _has_mark(path, mark.encode()))):
         what = "is a file of a run" if of_a_run else "is another"
@@ -220,9 +220,18 @@ def write_text(path: Path, text: str) -> None:
 
 
 def keep_copy(path: Path, folder: Path) -> None:
-    """Writes a copy of a user's file into a run's folder, in place of another one at `copy_path`."""
+    """Writes a copy of a user's file into a run's folder, in place of another one at `copy_path`.
+
+    Raises:
+        ValueError: there is a link in the place of the copy's folder: what it leads to is not the run's.
+    """
     content = path.read_bytes()
     copy = copy_path(folder, path.name, crc(content))
+    if copy.parent != folder and copy.parent.is_symlink():
+        raise ValueError(
+            f"{str(folder)!r} has a link {copy.parent.name!r} in the place of a folder of the run; put the folder "
+            "itself there, remove the link, or choose another directory."
+        )
     if not copy.is_file() or copy.read_bytes() != content:
         copy.parent.mkdir(exist_ok=True)
         write_bytes(copy, content)

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import jaxfl
 from jaxfl.cli.app import app
+from jaxfl.files import copy_path, crc
 from jaxfl.simulation import callbacks, program, rounds
 from jaxfl.simulation.records.directory import LOCK, RunDirectory
 from tests.messages import mentions
@@ -117,7 +118,10 @@ def test_folders_of_several_seeds(tmp_path, never_compiles):
 
 @pytest.mark.parametrize(
     ("option", "name"),
-    [("--csv", "history.jsonl"), ("--csv", "clients.csv"), ("--html", "index.html"), ("--latex", "config.json")],
+    [
+        *(("--csv", "history.jsonl"), ("--csv", "clients.csv"), ("--html", "index.html"), ("--latex", "config.json")),
+        ("--markdown", LOCK),  # which is empty
+    ],
 )
 def test_a_comparison_is_not_written_over_a_run(option, name, finished):
     before = (finished / name).read_bytes() if (finished / name).exists() else None
@@ -267,7 +271,10 @@ def test_an_error_of_an_import_is_a_line(monkeypatch):
 
 @pytest.mark.parametrize(
     "files",
-    [{"config.json": {"method": "fedavg", "seed": 0, "lr": 0.1}}, {"summary.json": {"seeds": [0, 1], "accuracy": 0.5}}],
+    [
+        {"config.json": {"method": "fedavg", "data": "cifar", "cohort": 10, "rounds": 5, "seed": 0, "lr": 0.1}},
+        {"summary.json": {"seeds": [0, 1], "accuracy": 0.5}},
+    ],
 )
 def test_a_file_of_another_program_with_a_few_of_the_same_keys_is_no_run(files, tmp_path, never_compiles):
     for name, content in files.items():
@@ -292,6 +299,19 @@ def test_copies_of_files_with_one_name_are_refused(tmp_path, never_compiles):
     words = ["run", f"{method}:factory", *SMALL, "--set", f"task={task}:task", "--out", out]
     assert re.search(mentions("method", "task", str(method), str(task)), refused(*words))
     assert not out.exists()
+
+
+def test_weights_are_copied_into_no_folder_that_a_link_leads_to(finished, tmp_path, never_compiles):
+    out, weights = tmp_path / "out", tmp_path / "start.safetensors"
+    jaxfl.load(finished).export(weights, client=0)
+    link = copy_path(out, weights.name, crc(weights.read_bytes())).parent
+    for folder in (out, tmp_path / "models"):
+        folder.mkdir()
+    (tmp_path / "models" / weights.name).write_text("mine")
+    link.symlink_to(tmp_path / "models")
+    said = refused("run", "fedavg", *SMALL, "--set", f"weights={weights}", "--out", out)
+    assert re.search(mentions(str(out), "link", link.name), said)
+    assert (tmp_path / "models" / weights.name).read_text() == "mine"
 
 
 def test_weights_that_are_called_as_a_program_replace_none(finished, tmp_path, never_compiles):

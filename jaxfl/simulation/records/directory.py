@@ -111,7 +111,8 @@ OLDER_FILES = (  # of the jobs of versions that did not list their files
     *RUN_FILES, CONFIG, SUMMARY, "clients.csv", "log.csv", "index.html", "convergence.png", "clusters.png",
     "alluvial.png", "confusion.png", "personalisation.png", "classes.png", "similarity.png",
 )  # fmt: skip
-OLDER_CONFIG = {"method", "data", "cohort", "rounds", "seed"}  # keys that tell these from files of other programs
+# keys that tell these from files of other programs
+OLDER_CONFIG = {"method", "data", "data_dir", "rounds", "cohort", "seed", "eval_every", "checkpoint_every"}
 OLDER_SUMMARY = {"method", "data", "num_clients", "rounds", "seed", "seconds_per_round"}
 CONFIG_TYPES: EntryTypes = {
     "method|data|fingerprint": (str,),
