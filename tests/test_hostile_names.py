@@ -315,6 +315,16 @@ def test_compared_runs_have_any_name(compared, form):
         assert found.tags.count("script") == 1 and {printable(one, lines=True).strip() for one in NAMES if one.strip()}
 
 
+@pytest.mark.parametrize("name", ["top/5", "../../x", "x" * 300, "\0"])
+def test_metrics_have_names_that_no_file_can_have(name, tmp_path):
+    write_runs(tmp_path)
+    for path in [*tmp_path.glob("*/summary.json"), *tmp_path.glob("*/history.jsonl")]:
+        path.write_text(path.read_text().replace('"micro_accuracy"', json.dumps(f"micro_{name}")))
+    page = tmp_path / "all.html"
+    done = CliRunner().invoke(app, ["compare", str(tmp_path), "--html", str(page)])
+    assert done.exit_code == 0 and printable(f"micro {name}") in page.read_text(), done.output
+
+
 def test_settings_have_any_name():
     names = finished.setting_names([{"method": "a", "x": name} for name in NAMES])
     assert len(set(names)) == N  # are told apart

@@ -161,10 +161,10 @@ def _curve_pictures(found: Comparison, folder: Path, prefix: str) -> list[page.P
 
     metrics = [found.metric, *(one for one in CURVE_METRICS if one != found.metric)]
     pictures = []
-    for metric in metrics:
+    for place, metric in enumerate(metrics):  # whose name may be none of a file
         own = metric == found.metric  # of each row
         if all(is_known(line, line.metric if own else metric) for line in found.lines):
-            name = f"{prefix}{metric}.png"
+            name = f"{prefix}{place}.png"
             curves(found, None if own else metric).savefig(folder / name, dpi=DPI)
             text = f"{metric.replace('_', ' ')} by round: mean of the seeds, and one standard deviation"
             pictures.append(page.Picture(name, text, DPI))
