@@ -154,6 +154,14 @@ def html(title: str, blocks: Sequence[PageBlock], folder: Path, command: str) ->
     )
 
 
+PNG = "data:image/png;base64,"  # begins an embedded picture
+
+
+def count_pictures(text: str) -> int:
+    """Returns the number of pictures in a page of `html`."""
+    return text.count(f'src="{PNG}')
+
+
 def _markdown_block(block: PageBlock) -> str:
     match block:
         case Heading(level, text):
@@ -198,7 +206,7 @@ def _html_block(block: PageBlock, folder: Path) -> str:
             content = base64.b64encode(png).decode()
             pixels = int.from_bytes(png[16:20], "big")  # its width, in the header
             wide = "" if dpi is None else f' width="{round(96 * pixels / dpi)}"'  # a browser has 96 in an inch
-            return f'<img alt="{_html_text(text)}"{wide} src="data:image/png;base64,{content}">'
+            return f'<img alt="{_html_text(text)}"{wide} src="{PNG}{content}">'
         case Table(head, rows, sortable):
             form = "<th><button>{}</button></th>" if sortable else "<th>{}</th>"
             top = "".join(form.format(_html_text(word)) for word in head)

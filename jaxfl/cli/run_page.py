@@ -11,7 +11,7 @@ import numpy as np
 import jaxfl
 from jaxfl import plots
 from jaxfl.cli import page, tables
-from jaxfl.files import write_text
+from jaxfl.files import is_missing, write_text
 from jaxfl.jobs import job as jobs
 from jaxfl.plots import style
 from jaxfl.simulation import processes
@@ -63,6 +63,13 @@ def write_run_page(result: Result, job: jobs.Job) -> None:
             page.Table(["option", "value"], [[name, str(value)] for name, value in summary["options"].items()]),
         ]
         write_text(job.out / PAGE, page.html(title, blocks, job.out, "run"))
+
+
+def lacks_pictures(folder: Path) -> bool:
+    """Returns whether fewer pictures are beside the page of a run than are in it; a page that is not there has none."""
+    shown = 0 if is_missing(folder / PAGE) else page.count_pictures((folder / PAGE).read_text(encoding="utf-8"))
+    names = [name for name in (*jobs.PICTURES, *FILES) if name != PAGE]
+    return shown > sum(not is_missing(folder / name) for name in names)
 
 
 def command_line(job: jobs.Job, rounds: int) -> str:

@@ -29,7 +29,7 @@ from jaxfl.cli.run_page import PAGE
 from jaxfl.cli.signals import TRY_AGAIN
 from jaxfl.cli.tables.console import print_parts, stderr, stdout
 from jaxfl.data.bounded import check_nesting, check_regular
-from jaxfl.files import check_output, is_missing, signature
+from jaxfl.files import check_output, copy_path, is_missing, signature
 from jaxfl.jobs import job
 from jaxfl.schema import REQUIRED, Option, did_you_mean, quoted
 from jaxfl.settings import methods as known
@@ -39,7 +39,7 @@ from jaxfl.settings.switches import SWITCHES, attack_options, availability_optio
 from jaxfl.settings.user_code import run_label
 from jaxfl.simulation.callbacks import Finished
 from jaxfl.simulation.interrupts import Stopped
-from jaxfl.simulation.records.directory import FolderInUse, RunDirectory
+from jaxfl.simulation.records.directory import CONFIG, FolderInUse, RunDirectory
 from jaxfl.simulation.result import Callback
 from jaxfl.simulation.seeds import seeds_per_program
 
@@ -407,8 +407,7 @@ def sweep(
     if len(refused) == len(settings):
         raise refused[0]
     for name, runs in settings.items():
-        # without new runs the summary may be missing, where the process was killed before it was written
-        if name in missing or RunDirectory(_setting_folder(runs)).summary() is None:
+        if name in missing or not _has_spread(runs):
             _write_spread(runs)
     if finished := [_setting_folder(runs) for runs in settings.values() if any(one.done() for one in runs)]:
         print_comparison(finished, html=out / PAGE if html else None)
@@ -614,8 +613,14 @@ def _lacking(one: job.Job, html: bool) -> list[str]:
     """Returns the names of the files that the folder of a finished run lacks, such as after a full disk."""
     assert one.out is not None
     log = (LOG,) if LOG in one.beside else ()
-    names = (job.CLIENTS, *(job.PICTURES if one.pictures else ()), *((PAGE,) if html else ()), *log)
-    return [name for name in names if is_missing(one.out / name)]
+    names = (CONFIG, job.CLIENTS, *(job.PICTURES if one.pictures else ()), *((PAGE,) if html else ()), *log)
+    lacking = [name for name in names if is_missing(one.out / name)]
+    config = RunDirectory(one.out).config() or {}
+    for owner, path in one.settings.files().items():
+        copy = copy_path(one.out, path.name, config.get(f"{owner}_checksum", ""))
+        if is_missing(copy) and is_missing(one.out / path.name):  # the latter: of an older version
+            lacking.append(path.name)
+    return lacking + (["pictures of the page"] if html and run_page.lacks_pictures(one.out) else [])
 
 
 def _lacks_rounds(one: job.Job) -> bool:
@@ -736,10 +741,17 @@ def _hold(one: job.Job, stack: contextlib.ExitStack, html: bool, held: list[job.
             soft_wrap=True,
         )
         return None
-    config = directory.config() or {}
-    again = one._replace(eval_every=config.get("eval_every"), checkpoint_every=config.get("checkpoint_every"))
-    job.check(again)
-    return again
+    if config := directory.config():
+        one = one._replace(eval_every=config.get("eval_every"), checkpoint_every=config.get("checkpoint_every"))
+    job.check(one)
+    return one
+
+
+def _has_spread(jobs: Sequence[job.Job]) -> bool:
+    """Returns whether the means over the seeds of a setting are there, which a process writes after its last run."""
+    with contextlib.suppress(ValueError):  # a damaged file is written anew
+        return RunDirectory(_setting_folder(jobs)).summary() is not None
+    return False
 
 
 def _write_spread(jobs: Sequence[job.Job]) -> None:

@@ -453,6 +453,28 @@ def test_what_a_full_disk_has_left_out_is_completed(tmp_path, capsys, empty_pict
     assert (cell / "history.jsonl").read_text() == history
 
 
+def test_every_file_of_a_finished_run_that_can_be_written_again_is(tmp_path, empty_pictures, monkeypatch):
+    (tmp_path / "own.py").write_text("from jaxfl.methods import fedavg as own\n")
+    out, made, found = tmp_path / "runs", cli_sweep.run_jobs, list[int]()
+    words = [f"{tmp_path / 'own.py'}:own", *DIGITS, "--eval-every", "2", "--out", out]
+    assert sweep(*words) == 0
+    (cell,) = out.glob("*/seed-0")
+    monkeypatch.setattr(cli_sweep, "run_jobs", lambda *jobs, **options: found.append(1) or made(*jobs, **options))
+    for name, more in (("config.json", []), ("own.py", []), ("classes.png", ["--html"])):
+        assert sweep(*words, *more) == 0
+        found.clear()
+        before = (cell / name).read_bytes()
+        (cell / name).unlink()
+        if name == "own.py":
+            (cell / name).write_bytes(b"")
+        assert sweep(*words, *more) == 0
+        assert (cell / name).read_bytes() == before and len(found) == 1
+    spread = cell.parent / "summary.json"
+    before = spread.read_bytes()
+    spread.write_bytes(b"")
+    assert sweep(*words) == 0 and spread.read_bytes() == before
+
+
 @pytest.mark.filterwarnings("default:.*checkpoint-before.npz")
 def test_rounds_that_a_damaged_checkpoint_has_lost_are_made_again(tmp_path):
     """A finished run that lacks a file keeps its numbers, and has not those of the checkpoint before."""
