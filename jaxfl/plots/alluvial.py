@@ -33,7 +33,7 @@ def alluvial(result: Run) -> "Figure":
         result: result of a run, or of `jaxfl.load`.
 
     Raises:
-        ValueError: the history has no clusters (runs with more than 10,000 clients).
+        ValueError: the history has no clusters (runs with more than 10,000 clients), or those of other clients.
     """
     from matplotlib.patches import Patch
 
@@ -42,6 +42,11 @@ def alluvial(result: Run) -> "Figure":
         raise ValueError(
             "result.history must have the clusters at every evaluation, got none: they are recorded for up to 10,000 "
             "clients, and not by older versions."
+        )
+    if found.shape[1] != result.data.num_clients:
+        raise ValueError(
+            f"result.history must have the clusters of each of the {result.data.num_clients} clients, got "
+            f"{found.shape[1]}; put clusters.jsonl back as it was."
         )
     group = None if group is None else np.asarray(group)
     # the clusters of clients outside the evaluation sample are not up to date

@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxfl.files import user_path, write_text
 from jaxfl.simulation.result import Callback, Event
+from jaxfl.text import csv_cell
 
 GROUP_METRICS = ("ari", "nmi", "purity")  # of data without true groups they are never known
 LONGEST_LINE = 1 << 20  # bytes of the names of a table's columns
@@ -88,6 +89,11 @@ class _TableLogger:
                     f"{file} must be a table of a run, with a column round and a metric, or new; choose another name."
                 )
             if not table.tell():
+                if wrong := [name for name in head if csv_cell(name) != name or set(name) & set(',"\r\n')]:
+                    raise ValueError(
+                        f"{file} must have columns with names that are one cell and no formula, got {wrong[0]!r}; "
+                        "rename what the method says of a round, or leave the table out."
+                    )
                 table.write(",".join(names) + "\n")
         if event.earlier and event.seed not in written:
             before = [event._replace(record=one, round=one["round"]) for one in event.earlier]

@@ -267,6 +267,9 @@ def test_alluvial_of_many_evaluations_and_of_none(result):
     assert len(words) == 11 and (words[0], words[-1]) == ("round 1", "round 40")
     with pytest.raises(ValueError, match=mentions("result.history", "clusters", "none")):
         plots.alluvial(result._replace(history=History()))
+    history = moving(result, [[0, 0, 5], [0, 1, 1]], None).history
+    with pytest.raises(ValueError, match=mentions("history", f"{result.data.num_clients} clients", 3)):
+        plots.alluvial(result._replace(history=history))
 
 
 def test_confusion_counts_every_client_once(result):

@@ -265,6 +265,14 @@ def test_a_table_of_a_resumed_run_has_each_evaluation_once(seeds, tmp_path):
     assert file.read_text() == straight + another + "".join(straight.splitlines(True)[1 + 2 * len(seeds) :])
 
 
+@pytest.mark.parametrize("name", ["gap, mean", 'the "best"', "a\rb", "a\nb", "=1+1", "-log p"])
+def test_names_that_are_no_cell_of_a_table_are_refused(tmp_path, name):
+    """Those of metrics are, before; a method may call what it says of a round by any."""
+    with pytest.raises(ValueError, match=mentions("log.csv", repr(name))):
+        callbacks.csv(tmp_path / "log.csv")(Event(4, 8, 1, 0.5, 0.1, {"round": 4, "loss": 0.5, name: 1.0}))
+    assert not (tmp_path / "log.csv").read_text()
+
+
 def test_a_table_of_a_resumed_run_keeps_all_rows_of_other_seeds(tmp_path):
     file, records = tmp_path / "log.csv", [{"round": 2, "loss": 0.5}, {"round": 4, "loss": 0.25}]
     kept = "round,seed,loss\n2,3,0.5\n4,5,0.25\n4,5,0.25\n"

@@ -246,8 +246,8 @@ def _client_values(task: Metrics, sums: Any, rows: np.ndarray) -> dict[str, np.n
         raise ValueError(f"lower must name metrics ({', '.join(made)}), got {unknown[0]!r}.")
     if taken := sorted(made.keys() & COLUMNS):
         raise ValueError(f"metrics must not be called {taken[0]!r}, which is another column of a run's clients.")
-    if cut := [name for name in made if set(name) & set(',"\n')]:
-        raise ValueError(f"metrics must have names without commas and quotation marks, got {cut[0]!r}.")
+    if cut := [name for name in made if set(name) & set(',"\r\n')]:
+        raise ValueError(f"metrics must have names without commas, quotation marks and line ends, got {cut[0]!r}.")
     return {name: np.where(rows > 0, one, np.nan) for name, one in made.items()}
 
 

@@ -124,6 +124,11 @@ class History:
             raise ValueError(f"{self.path} was opened to be read; History.writing(path) is for a run.")
         if cluster is not None and len(cluster) <= MAX_FOLLOWED:
             found = cluster.tolist()
+            if self.moves and (known := len(self.moves[-1]["cluster"])) != len(found):
+                raise ValueError(
+                    f"{CLUSTERS} must hold the cluster of each of the {len(found)} clients, got {known}; put it back, "
+                    "or remove it."
+                )
             if not self.moves or self.moves[-1]["cluster"] != found:
                 self.moves.append({"round": record["round"], "cluster": found})
                 if self.path is not None:
@@ -277,8 +282,13 @@ def _read_moves(path: Path) -> list[dict[str, Any]]:
         found = np.array([move.get("cluster") for move in moves])
     except ValueError:  # lines of several lengths
         found = np.zeros(0)
-    if moves and ((found.ndim, found.dtype.kind) != (2, "i") or found.max(initial=0) >= MAX_CLUSTER):
-        raise ValueError(f"{beside} must hold the cluster of every client in each line; put it back, or remove it.")
+    is_of_clients = (found.ndim, found.dtype.kind) == (2, "i") and found.min(initial=0) >= -1  # -1 is no cluster
+    rounds = [move["round"] for move in moves]
+    if moves and not (is_of_clients and found.max(initial=0) < MAX_CLUSTER and rounds == sorted(rounds)):
+        raise ValueError(
+            f"{beside} must hold the cluster of every client in each line, in the order of the rounds; put it back, or "
+            "remove it."
+        )
     return moves
 
 

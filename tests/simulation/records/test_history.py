@@ -112,10 +112,24 @@ def test_clusters_of_many_clients_are_not_kept(tmp_path):
     assert history.clusters.tolist() == [[-1, -1], [0, 0]]
 
 
-@pytest.mark.parametrize("cluster", ["[0]", "[0, null]", "[0, 1e9]", "7", '["a", "b"]', f"[0, {10**9}]", f"[{10**30}]"])
+@pytest.mark.parametrize(
+    "cluster", ["[0]", "[0, null]", "[0, -2]", "[0, 1e9]", "7", '["a", "b"]', f"[0, {10**9}]", f"[{10**30}]"]
+)
 def test_a_damaged_file_of_clusters_is_refused(tmp_path, cluster):
     filled(tmp_path / "history.jsonl")
     lines = f'{{"round": 2, "cluster": [0, 0]}}\n{{"round": 3, "cluster": {cluster}}}\n'
     (tmp_path / "clusters.jsonl").write_text(lines)
     with pytest.raises(ValueError, match=mentions("clusters.jsonl", "64 bits" if "0" * 30 in cluster else "cluster")):
         _ = History(tmp_path / "history.jsonl").clusters
+
+
+def test_clusters_of_other_rounds_or_clients_are_refused(tmp_path):
+    filled(tmp_path / "history.jsonl")
+    lines = [f'{{"round": {round}, "cluster": [0, 0]}}\n' for round in (1, 2)]
+    (tmp_path / "clusters.jsonl").write_text("".join(lines[::-1]))
+    with pytest.raises(ValueError, match=mentions("clusters.jsonl", "rounds")):
+        _ = History(tmp_path / "history.jsonl").clusters
+    (tmp_path / "clusters.jsonl").write_text("".join(lines))
+    history = History.writing(tmp_path / "history.jsonl", RECORDS[:2])
+    with pytest.raises(ValueError, match=mentions("clusters.jsonl", "3 clients", 2)):
+        history.append({"round": 9}, np.zeros(3, int))
