@@ -23,11 +23,12 @@ from jaxfl.data.building import (
     check_client_lists,
     check_groups,
     check_input_type,
+    check_names,
     check_no_drift,
     check_split,
     check_square,
 )
-from jaxfl.data.clients import SPLITS, Attack, FederatedData, Split, Trigger, array_fields, replace_field
+from jaxfl.data.clients import SPLITS, Attack, FederatedData, Split, Trigger, array_fields, get_field, replace_field
 from jaxfl.data.sources import saved
 from jaxfl.data.windows import release_pages, value_range
 from jaxfl.files import replacing, user_path, write_text
@@ -160,8 +161,13 @@ def _from_header(header: dict[str, Any]) -> FederatedData:
     numbers = [header["num_classes"], *sizes.values()]
     if not all(isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 2**31 for number in numbers):
         raise ValueError(f"num_classes and max_size must be integers of 0 or more, got {numbers}")
-    names = {name: tuple(map(str, header[name])) for name in ("group_names", "class_names")}
-    names[NAMES] = tuple(map(str, header.get(NAMES, ())))
+    lists = {NAMES: [], **{name: header[name] for name in ("group_names", "class_names", NAMES) if name in header}}
+    if wrong := [name for name, value in lists.items() if not isinstance(value, list)]:
+        raise ValueError(f"{wrong[0]} must be a list of names, got {lists[wrong[0]]!r}")
+    names = {name: tuple(map(str, value)) for name, value in lists.items()}
+    fitted, width = header.get(FITTED, False), header.get(TRIGGER, 1)
+    if not isinstance(fitted, bool) or type(width) is not int or not 0 < width < 2**31:
+        raise ValueError(f"{FITTED} must be true or false and {TRIGGER} above 0, got {fitted!r} and {width!r}")
     nothing: Any = None  # in place of arrays that are read later
     splits = {name: Split(nothing, nothing, nothing, size) for name, size in sizes.items()}
     attack = header["attack"]
@@ -169,8 +175,8 @@ def _from_header(header: dict[str, Any]) -> FederatedData:
         raise ValueError(f"attack must be null or one of {', '.join(conditions.ATTACK_KINDS)}, got {attack!r}")
     absent = {field.name: None for field in fields(FederatedData) if "per_client" in field.metadata}
     values: dict[str, Any] = {**absent, **splits, **names, "num_classes": numbers[0], "name": str(header["name"])}
-    values |= {FITTED: bool(header.get(FITTED, False))}
-    trigger = None if TRIGGER not in header else Trigger(nothing, nothing, int(header[TRIGGER]))
+    values |= {FITTED: fitted}
+    trigger = None if TRIGGER not in header else Trigger(nothing, nothing, width)
     return FederatedData(**values, attack=None if attack is None else Attack(nothing, nothing, attack), trigger=trigger)
 
 
@@ -210,6 +216,8 @@ def _check_arrays(folder: Path, data: FederatedData) -> None:
         for name, split in data.splits.items():
             check_split(name, split, len(data.inputs))
         check_client_lists(data)
+        check_names(data)
+        _check_ranges(data)
         _check_scale(data)
         check_groups(data)
     except ValueError as error:
@@ -236,6 +244,27 @@ def _check_stored_labels(data: FederatedData) -> None:
         mark is not None for split in data.splits.values() for mark in (split.flipped, split.triggered)
     ):
         kinds.check_classes("label_shift", values)
+
+
+def _check_ranges(data: FederatedData) -> None:
+    """Raises ValueError unless the numbers of clients and of conditions are in their ranges."""
+    largest = float(np.finfo(np.float32).max)
+    ranges = {
+        "rotation": (0, 3),
+        "tilt": (-largest, largest),
+        "stragglers": (0, 1),
+        "attack.scale": (0, largest),
+        "trigger.target": (0, data.num_classes - 1),
+        **{f"{split}.triggered": (0, np.iinfo(np.int32).max) for split in SPLITS},
+    }
+    for name, metadata in array_fields(data):
+        values = get_field(data, name)
+        if name not in ranges or values is None:
+            continue
+        low, high = ranges[name]
+        if values.ndim != metadata["per_client"] or not ((low <= values) & (values <= high)).all():
+            kind = "a number for each client" if metadata["per_client"] else "one number"
+            raise ValueError(f"{name} must be {kind} from {low:g} to {high:g}, got {values.tolist()!r:.100}.")
 
 
 def _check_scale(data: FederatedData) -> None:

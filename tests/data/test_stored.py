@@ -134,6 +134,44 @@ DAMAGED = {
 }
 
 
+WITH_ALL = load("rotated-digits", num_clients=8, rows_per_client=20, stragglers=0.2, attack="backdoor", attackers=0.3)
+OUT_OF_RANGE = {
+    "rotation": ((0, 4), (0, -1)),
+    "stragglers": (((), np.nan), ((), 1.5)),
+    "attack.scale": (((), np.inf), ((), -1.0)),
+    "trigger.target": (((), 10), ((), -1)),
+    "train.triggered": ((0, -2),),
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_RANGE)
+def test_numbers_out_of_their_ranges_are_refused(tmp_path, name):
+    for case, (place, value) in enumerate(OUT_OF_RANGE[name]):
+        stored.save(WITH_ALL, folder := tmp_path / str(case))
+        stored.load(folder)
+        number(name, place, value)(folder)
+        with pytest.raises(ValueError, match=mentions(str(folder), name)):
+            stored.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("entry", "values"),
+    [
+        ("class_names", ["abc", {"a": 1}, ["a"], ["a", "a", "b"], None]),
+        ("group_names", ["ab", ["a", "a"]]),
+        ("client_names", ["uvwxyz", ["a"] * 6]),
+        ("fitted", ["no", 0, None]),
+        ("trigger", [0, -1, 1.5, True, "2", 10**18]),
+    ],
+)
+def test_names_and_entries_of_another_type_are_refused(tmp_path, entry, values):
+    stored.save(DATA, folder := tmp_path / "a")
+    for value in values:
+        change_header(folder, **{entry: value})
+        with pytest.raises(ValueError, match=mentions(str(folder), entry)):
+            stored.load(folder)
+
+
 @pytest.mark.parametrize("name", DAMAGED)
 def test_what_is_damaged_is_refused_by_its_name(tmp_path, name):
     damage, words = DAMAGED[name]
