@@ -183,6 +183,7 @@ def _from_header(header: dict[str, Any]) -> FederatedData:
 def _map_array(path: Path, name: str, kind: str, shape: tuple[int, ...]) -> np.ndarray:
     """Returns an array of a folder, mapped if it may be long."""
     try:
+        bounded.check_regular(path)
         array = np.load(path, mmap_mode="r", allow_pickle=False)
         if not isinstance(array, np.memmap):
             raise ValueError("it is not an npy file")

@@ -1,13 +1,16 @@
 """Sources: files in their true format load, and each kind of damage has its own error."""
 
 import gzip
+import os
+import re
 
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from jaxfl.data import sources
+from jaxfl.data import sources, stored
 from jaxfl.data.sources import digits, idx, mnist, npz
+from jaxfl.data.synthetic import clustered_linear
 from tests.messages import mentions
 
 RNG = np.random.Generator(np.random.PCG64(0))
@@ -199,3 +202,20 @@ def test_digits_are_embedded_and_standardised():
     assert source.inputs.dtype == np.uint8 and source.inputs.max() == 16
     x = (source.inputs - source.mean) / source.std
     assert abs(x.mean()) < 1e-9 and abs(x.std() - 1) < 1e-9
+
+
+@pytest.mark.parametrize(("name", "file"), [("femnist", "all_data_0.json"), ("parquet", "a.parquet"), ("npz", "a.npz")])
+def test_a_pipe_is_not_read_without_end(name, file, tmp_path):
+    os.mkfifo(tmp_path / file)
+    where = tmp_path / file if name == "npz" else tmp_path
+    assert name == "parquet" or sources.located(name, where) is None  # which is asked before anything is loaded
+    with pytest.raises((ValueError, FileNotFoundError), match=re.escape(str(tmp_path))):
+        sources.load(name, where)
+
+
+def test_a_pipe_is_no_array_of_a_federation(tmp_path):
+    stored.save(clustered_linear(4), tmp_path)
+    (tmp_path / "inputs.npy").unlink()
+    os.mkfifo(tmp_path / "inputs.npy")
+    with pytest.raises(ValueError, match=mentions(str(tmp_path / "inputs.npy"), "pipe")):
+        stored.load(tmp_path)

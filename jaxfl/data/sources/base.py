@@ -167,6 +167,11 @@ def missing_file_phrase(data_dir: Folder) -> str:
 Layouts = Mapping[str, Sequence[str]]
 
 
+def has_file(place: Path, pattern: str) -> bool:
+    """Returns whether a folder has a file or a folder of a pattern; a pipe, which may have no end, is none."""
+    return any(path.is_file() or path.is_dir() for path in place.glob(pattern))
+
+
 def locate(layouts: Layouts, places: Sequence[Path]) -> tuple[str, Path] | None:
     """Returns the first layout whose files are all in one folder, and that folder; None if there is none.
 
@@ -179,7 +184,7 @@ def locate(layouts: Layouts, places: Sequence[Path]) -> tuple[str, Path] | None:
     """
     for layout, patterns in layouts.items():
         for place in places:
-            if all(any(place.glob(pattern)) for pattern in patterns):
+            if all(has_file(place, pattern) for pattern in patterns):
                 return layout, place
     return None
 
@@ -200,7 +205,7 @@ def require(name: str, layouts: Layouts, places: Sequence[Path], remedy: str) ->
         return located
 
     def missing(patterns: Sequence[str], place: Path) -> list[str]:
-        return [pattern for pattern in patterns if not any(place.glob(pattern))]
+        return [pattern for pattern in patterns if not has_file(place, pattern)]
 
     # The most complete layout is probably the intended one.
     candidates = [(patterns, missing(patterns, place), place) for patterns in layouts.values() for place in places]

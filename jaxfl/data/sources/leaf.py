@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxfl.data import bounded
 from jaxfl.data.casts import to_texts
 from jaxfl.data.sources.base import Folder, Layouts, folders, locate, require
 
@@ -164,6 +165,10 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: the file is not a json file of LEAF.
     """
+    try:
+        bounded.check_regular(path)
+    except ValueError as error:
+        raise ValueError(f"{path} must be LEAF's json: {error}; create it again.") from error
     try:
         text = path.read_text("utf-8-sig")
     except UnicodeDecodeError as error:

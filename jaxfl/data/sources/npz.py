@@ -350,7 +350,7 @@ def _parse_origin(path: Path, text: np.ndarray) -> dict[str, Any]:
 
 ENTRY = SourceEntry(
     load,
-    find=lambda data_dir: Path(data_dir) if data_dir is not None and zipfile.is_zipfile(data_dir) else None,
+    find=lambda path: Path(path) if path and Path(path).is_file() and zipfile.is_zipfile(path) else None,
     summary="your own arrays x, y[, client, group, test_x, test_y] in the .npz file that data_dir names",
     licence="yours",
     user_files=lambda place: [place],

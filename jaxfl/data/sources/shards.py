@@ -61,6 +61,8 @@ def select_splits(files: Sequence[Path], *wanted: str) -> list[list[Path]]:
 
 
 def is_parquet(path: Path) -> bool:
-    """Returns whether a file has the first bytes of parquet."""
+    """Returns whether a file has the first bytes of parquet; a pipe, which may have no end, is none."""
+    if not path.is_file():
+        return False
     with path.open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC
