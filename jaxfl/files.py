@@ -125,7 +125,7 @@ def check_output(path: Path, argument: str, mark: str, flag: str | None = None) 
         raise ValueError(f"{argument} must be a file in an existing folder, got {str(path)!r}; create the folder.")
     of_a_run = path.name in (own_names(path.parent) or ()) or path.name.startswith(MARKER)
     new = not os.path.lexists(path) or is_empty(path)
-    if of_a_run or not (new or (path.is_file() and _has_mark(path, mark.encode()))):
+    if of_a_run or not (new or (path.is_file() and has_mark(path, mark.encode()))):
         what = "is a file of a run" if of_a_run else "is another"
         raise ValueError(
             f"{argument} must be a new file, or one that the same command wrote, got {str(path)!r}, which {what}; "
@@ -138,7 +138,7 @@ def check_output(path: Path, argument: str, mark: str, flag: str | None = None) 
         )
 
 
-def _has_mark(path: Path, mark: bytes) -> bool:
+def has_mark(path: Path, mark: bytes) -> bool:
     """Returns whether a file has a signature in its first two lines or metadata, or begins with other text."""
     with path.open("rb") as file:
         head = file.read(MARKED)

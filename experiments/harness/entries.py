@@ -66,7 +66,8 @@ def number(value: float | None, spread: float | None = None) -> str:
 
 def collect(experiment: Experiment, scale: str, folder: Path) -> list[Entry]:
     """Returns every cell of a scale with its results and the paper's number."""
-    lines, failures = (results.read(folder / name) for name in (results.RESULTS, results.FAILURES))
+    lines = results.read(folder / results.RESULTS, ("seed", "summary", "history"))
+    failures = results.read(folder / results.FAILURES, ("error",))
     targets = base.targets(experiment.name)
     entries = []
     for cell in experiment.scale(scale).cells:

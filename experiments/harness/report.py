@@ -19,7 +19,7 @@ from experiments.harness import base, claims, figures, others, results, studies
 from experiments.harness.base import Cell, Experiment, Study
 from experiments.harness.entries import EMPTY, Entry, collect, runs, tables
 from jaxfl.cli import page
-from jaxfl.files import check_output, signature, write_text
+from jaxfl.files import check_output, has_mark, signature, write_text
 from jaxfl.plots.style import write_picture
 
 FOLDER, MARKDOWN, HTML = "report", "report.md", "report.html"
@@ -39,8 +39,9 @@ def write(experiment: Experiment, scale: str, folder: Path) -> Path:
     entries = collect(experiment, scale, folder)
     out = check_folder(experiment, folder)
     out.mkdir(parents=True, exist_ok=True)
-    for name in _shown(out / MARKDOWN):
-        (out / name).unlink(missing_ok=True)
+    for path in (out / name for name in _shown(out / MARKDOWN)):
+        if path.is_file() and has_mark(path, signature("report").encode()):  # of a report that was edited, others stay
+            path.unlink()
     drawn: set[frozenset[str]] = set()
     blocks = [
         page.Heading(1, f"{experiment.title}: {scale} scale"),
@@ -150,7 +151,8 @@ def _table_blocks(
             )
             for e in own
         ]
-        blocks.append(_save(figures.comparison(points, metrics), out, table, f"{table}: here and in the paper"))
+        if any(point.mean is not None or point.value is not None for point in points):
+            blocks.append(_save(figures.comparison(points, metrics), out, table, f"{table}: here and in the paper"))
     blocks += [page.Heading(3, "How each number is made"), details(experiment, scale, own)]
     made = [entry for entry in runs(own) if entry.lines]
     for column in dict.fromkeys(entry.cell.column for entry in made):

@@ -8,21 +8,30 @@ has changed since, the line does not answer any more.
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import jaxfl
 from experiments.harness.base import Cell
+from jaxfl.data import bounded
 from jaxfl.jobs.job import Job
 from jaxfl.settings import options
 from jaxfl.settings.removed import removed_defaults
-from jaxfl.simulation.records.history import json_ready
+from jaxfl.simulation.records.directory import SUMMARY_TYPES
+from jaxfl.simulation.records.history import NUMBER, EntryTypes, check_entries, json_ready
 from jaxfl.simulation.result import Result
 
 RESULTS, FAILURES, UNFINISHED = "results.jsonl", "failures.jsonl", "unfinished"
 CURVES = ("round", "micro_accuracy", "macro_accuracy", "loss", "train_loss", "num_clusters")
 DIGITS = 6
+START = b'{"id": '  # of every line
+LINE_TYPES: EntryTypes = {
+    "id|cell|command|error": (str,),
+    "seed": (int,),
+    "seconds": NUMBER,
+    "summary|history|configuration": (dict,),
+}
 
 
 def configuration(job: Job) -> dict[str, Any]:
@@ -54,28 +63,65 @@ def find(lines: Sequence[dict[str, Any]], job: Job) -> dict[str, Any] | None:
     return None
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """Returns the lines of a file, none if there is no file; what is no line, cut short by a crash, is left out."""
+def read(path: Path, needed: Collection[str] = ()) -> list[dict[str, Any]]:
+    """Returns the lines of a file, none if there is no file; what is no line, cut short by a crash, is left out.
+
+    Args:
+        path: of the file.
+        needed: entries that every line must have.
+
+    Raises:
+        ValueError: a line lacks an entry, or has one of another type, as the file of somebody else may.
+    """
     if not path.exists():
         return []
+    try:
+        bounded.check_regular(path)
+    except ValueError as error:
+        raise ValueError(f"{path} must be a file of results: {error}; choose another folder.") from error
     found = []
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for number, text in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         try:
-            line = json.loads(text)
-        except json.JSONDecodeError:
+            line = bounded.parse_json(text)
+        except ValueError:
             continue
         if isinstance(line, dict) and {"id", "configuration"} <= set(line):
+            try:
+                _check_line(line, needed)
+            except ValueError as error:
+                raise ValueError(
+                    f"{path} must hold results: of line {number} {error}; remove the line, or choose another folder."
+                ) from error
             found.append(line)
     return found
+
+
+def _check_line(line: dict[str, Any], needed: Collection[str]) -> None:
+    """Raises ValueError if a line lacks an entry, or has one of another type."""
+    if lacking := [name for name in needed if name not in line]:
+        raise ValueError(f"{lacking[0]} is missing")
+    check_entries(line, LINE_TYPES)
+    check_entries(line.get("summary", {}), SUMMARY_TYPES)
+    columns = line.get("history", {})
+    check_entries(columns, {".*": (list,)})
+    for name in CURVES if columns else ():
+        column = columns.get(name, ())
+        if len(column) != len(columns.get("round", ())):
+            raise ValueError(f"{name} must have as many numbers as there are rounds, got {len(column)}")
+        for value in column:
+            check_entries({name: value}, {"round": (int,), ".*": NUMBER})
 
 
 def check_file(path: Path) -> None:
     """Checks that lines may be added to a file.
 
     Raises:
-        ValueError: it has lines, and none of them is one of results.
+        ValueError: none of its lines is one of results.
     """
-    if path.exists() and b"\n" in path.read_bytes() and not read(path):
+    if not path.exists() or read(path):
+        return
+    content = path.read_bytes()
+    if content != START[: len(content)] and (b"\n" in content or not content.startswith(START)):  # cut short by a crash
         raise ValueError(f"out must be a folder of results, and {str(path)!r} is another file; choose another folder.")
 
 

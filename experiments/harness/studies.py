@@ -22,15 +22,39 @@ from jaxfl.methods.base import Method
 from jaxfl.plots.style import write_picture
 from jaxfl.settings import options
 from jaxfl.simulation.callbacks import SILENT, ProgressBar
-from jaxfl.simulation.records.history import read_json, write_json
+from jaxfl.simulation.records.history import EntryTypes, check_entries, read_json, write_json
 from jaxfl.simulation.result import Result
 
 FOLDER = "studies"
+FOUND_TYPES: EntryTypes = {"text": (str,), "numbers": (dict,), "table": (list,), "pictures": (dict,)}
 
 
 def read(folder: Path, study: Study) -> dict[str, Any] | None:
-    """Returns what a study found out: `text`, `numbers`, `table`, `pictures` (files by what they show); None if not."""
-    return read_json(_path(folder, study))
+    """Returns what a study found out: `text`, `numbers`, `table`, `pictures` (files by what they show); None if not.
+
+    Raises:
+        ValueError: the file is another one, or names a picture elsewhere, which a report would show.
+    """
+    path = _path(folder, study)
+    if (found := read_json(path)) is None:
+        return None
+    try:
+        if missing := [name for name in FOUND_TYPES if name not in found]:
+            raise ValueError(f"{missing[0]} is missing")
+        check_entries(found, FOUND_TYPES)
+        for row in found["table"]:
+            if not isinstance(row, dict) or row.keys() != found["table"][0].keys():
+                raise ValueError("the rows of its table must have the same names")
+        for file in found["pictures"].values():
+            picture = path.parent / str(file)
+            if str(file) != picture.name or picture.is_symlink() or not picture.is_file():
+                raise ValueError(f"{str(file)!r} is no picture beside it")
+    except ValueError as error:
+        raise ValueError(
+            f"{path} must be what a study has found, and is not ({error}); choose another folder, or remove the file "
+            "to make the study again."
+        ) from error
+    return found
 
 
 def write(folder: Path, study: Study, data_dir: str | None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from experiments.leaderboard.federations import FEDERATIONS, SMOKE, Federation, 
 from experiments.leaderboard.play import play
 from experiments.leaderboard.rows import Number, Row, row, rows
 from experiments.leaderboard.table import FOLDER, standings
+from jaxfl.files import check_output, signature
 from jaxfl.settings.reading import parse
 from jaxfl.simulation.devices import keep_programs
 
@@ -34,16 +35,21 @@ def main(words: list[str] | None = None) -> int:
             return int(play(SMOKE, [row("fedavg"), row("ifca")], given.out or Path(folder), None, _say) > 0)
     own, out = given.out, given.out or FOLDER
     names = [one.name for one in FEDERATIONS] if given.federations == ["all"] else given.federations
-    if not names:
-        print(*(pictures.draw(FOLDER) if own is None else pictures.draw(FOLDER, own, own)), sep="\n")
-        return 0
-    keep_programs()
-    chosen = [_row(name, given.number) for name in given.method or ()]
+    if names:
+        keep_programs()
     failed = 0
-    for on in map(federation, names):
-        failed += play(on, chosen or rows(on), out, given.data_dir, _say)
-        for one in chosen:
-            _say(place(on, one.name, own))
+    try:
+        if not names:
+            for name in pictures.PICTURES if own is not None else ():
+                check_output(out / name, "--out", signature(pictures.COMMAND))
+            print(*(pictures.draw(FOLDER) if own is None else pictures.draw(FOLDER, own, own)), sep="\n")
+        chosen = [_row(name, given.number) for name in given.method or ()]
+        for on in map(federation, names):
+            failed += play(on, chosen or rows(on), out, given.data_dir, _say)
+            for one in chosen:
+                _say(place(on, one.name, own))
+    except ValueError as error:
+        parser.error(str(error))
     return int(failed > 0)
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 IMAGES = Path(__file__).parents[2] / "docs" / "pages" / "images"
+COMMAND = "leaderboard"  # in what is written
+PICTURES = ("leaderboard.png", "leaderboard-ranks.png")
 BASE = "fedavg"
 TITLES: dict[Count, str] = {
     "chosen": "Number of clusters not given",
@@ -27,11 +29,11 @@ WIDTH, LINE, COLUMN = 2.0, 0.24, 1.05  # inches: names, a row, a column
 def draw(folder: Path, out: Path = IMAGES, beside: Path | None = None) -> list[Path]:
     """Draws what the results of a folder say, with those of newcomers `beside` it, and returns the files."""
     tables: dict[Count, dict[str, list[Standing]]] = {count: by_federation(folder, count, beside) for count in TITLES}
-    pictures = {"leaderboard.png": heatmap(tables)}
+    pictures = {PICTURES[0]: heatmap(tables)}
     if (ranks := mean_ranks(tables["chosen"])) is not None:
-        pictures["leaderboard-ranks.png"] = critical_differences(ranks)
+        pictures[PICTURES[1]] = critical_differences(ranks)
     for name, figure in pictures.items():
-        figure.savefig(out / name, dpi=110)
+        style.write_picture(figure, out / name, dpi=110, command=COMMAND)
     return [out / name for name in pictures]
 
 

@@ -91,6 +91,8 @@ class Player:
         self.failed = 0
         self._on, self._data_dir, self._say = on, data_dir, say
         self._path, self._failures = folder / f"{on.name}.jsonl", folder / results.FAILURES
+        for path in (self._path, self._failures):
+            results.check_file(path)
         self._lines = results.read(self._path)
         self._data: dict[int, FederatedData] = {}
         self._tools: dict[tuple[Number, float], jobs.Tools] = {}

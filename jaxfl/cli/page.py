@@ -15,6 +15,7 @@
 """
 
 import base64
+import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -165,17 +166,26 @@ def count_pictures(text: str) -> int:
 def _markdown_block(block: PageBlock) -> str:
     match block:
         case Heading(level, text):
-            return f"{'#' * level} {text}"
+            return f"{'#' * level} {_without_tags(text)}"
         case Text(text):
-            return text
+            return _without_tags(text)
         case Listing(text):
             return f"```text\n{text}\n```"
         case Picture(name, text, _):
-            return f"![{text}]({name})"
+            return f"![{_without_tags(text)}]({name})"
         case Table(head, rows, _):
             lines = [head, *rows]
             text = [f"| {' | '.join(map(_markdown_cell, line))} |" for line in lines]
             return "\n".join([text[0], f"|{'---|' * len(head)}", *text[1:]])
+
+
+def _without_tags(text: str) -> str:
+    r"""Returns a text in which Markdown sees no HTML.
+
+    >>> print(_without_tags("failed, <script>, 1 < 2"))
+    failed, \<script>, 1 < 2
+    """
+    return re.sub(r"<(?=[^\s\d])", r"\<", text)
 
 
 def _markdown_cell(word: str) -> str:

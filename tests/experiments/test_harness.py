@@ -65,7 +65,7 @@ def small(monkeypatch):
         made.append((row, one.seed))
         one.out.mkdir(parents=True, exist_ok=True)
         if row in broken:
-            raise RuntimeError("no luck\nat all")
+            raise RuntimeError("no luck\n<b>at all</b>")
         value = 0.5 if row == "IFCA" else 0.91 + 0.02 * one.seed
         summary = {"micro_accuracy": value, "num_clusters": 1, "ari": None, "options": {}, "versions": {"jax": "1"}}
         history = History()
@@ -349,10 +349,12 @@ def test_failures_stop_nothing_and_are_tried_again(small, tmp_path, capsys):
     assert [line["cell"] for line in results.read(tmp_path / "results.jsonl")] == ["T / IFCA / C"]
     failures = results.read(tmp_path / "failures.jsonl")
     assert [line["seed"] for line in failures] == [0, 1]
-    assert {line["error"] for line in failures} == {"RuntimeError: no luck at all"}
+    assert {line["error"] for line in failures} == {"RuntimeError: no luck <b>at all</b>"}
     assert "2 failed" in capsys.readouterr().err
     text = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
-    assert "FedAvg, C: failed, RuntimeError: no luck at all" in text and "| FedAvg | – (91.50 ± 0.20) |" in text
+    assert (
+        r"FedAvg, C: failed, RuntimeError: no luck \<b>at all\</b>" in text and "| FedAvg | – (91.50 ± 0.20) |" in text
+    )
 
     broken.clear()
     made.clear()
@@ -458,15 +460,57 @@ def test_work_of_other_defaults_is_begun_anew(tmp_path):
 # the report
 
 
+@pytest.mark.parametrize("text", ["mine\n", '{"accuracy": 0.9}'])
 @pytest.mark.parametrize("name", ["report/own.png", "report/report.md", "report/report.html", "results.jsonl"])
-def test_a_folder_with_files_of_something_else_is_refused(name, small, tmp_path, monkeypatch):
+def test_a_folder_with_files_of_something_else_is_refused(name, text, small, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "_Maker", None)  # nothing is run
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
-    path.write_text("mine\n")
+    path.write_text(text)
     with pytest.raises(ValueError, match=mentions("out", path.name)):
         run.reproduce("small", "paper", out=tmp_path)
-    assert [one for one in tmp_path.rglob("*") if one.is_file()] == [path] and path.read_text() == "mine\n"
+    assert [one for one in tmp_path.rglob("*") if one.is_file()] == [path] and path.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"summary": 5}, ("summary", "5")),
+        ({"summary": {"micro_accuracy": "high"}}, ("micro_accuracy", "high")),
+        ({"history": {"round": [1, 2], **dict.fromkeys(results.CURVES[1:], [0.5])}}, ("micro_accuracy", "1")),
+        ({"history": {"round": [1], **dict.fromkeys(results.CURVES[1:], [[0.5]])}}, ("micro_accuracy", "list")),
+        ({"seconds": [1]}, ("seconds", "list")),
+        ({"configuration": None}, ("configuration", "null")),
+        ({"summary": None, "id": "of another run"}, ("summary", "null")),
+    ],
+)
+def test_a_line_with_entries_of_another_type_is_named(change, words, small, tmp_path):
+    run.reproduce("small", "paper", out=tmp_path, only="ifca")
+    path = tmp_path / "results.jsonl"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change) + "\n")
+    with pytest.raises(ValueError, match=mentions(str(path), "line 1", *words)):
+        report.reports("small", "paper", tmp_path)
+
+
+def test_a_table_without_a_number_has_no_picture(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(base, "targets", lambda name: {})
+    run.reproduce("small", "paper", out=tmp_path, only="ifca")
+    path = tmp_path / "results.jsonl"
+    line = json.loads(path.read_text())
+    path.write_text(json.dumps(line | {"summary": dict.fromkeys(line["summary"])}) + "\n")
+    assert "here and in the paper" not in report.reports("small", "paper", tmp_path)
+
+
+def test_a_report_removes_its_own_pictures_alone(small, tmp_path):
+    run.reproduce("small", "paper", out=tmp_path, only="ifca")
+    folder = tmp_path / "report"
+    (drawn,) = (name for name in folder.glob("t.png"))
+    drawn.rename(folder / "before.png")
+    (folder / "mine.png").write_text("mine")
+    with (folder / "report.md").open("a") as file:
+        file.write("\n![before](before.png)\n\n![mine](mine.png)\n")
+    report.reports("small", "paper", tmp_path)
+    assert drawn.exists() and not (folder / "before.png").exists() and (folder / "mine.png").read_text() == "mine"
 
 
 def test_a_folder_of_results_executes_no_method_that_is_not_named(small, tmp_path, monkeypatch):
@@ -610,6 +654,30 @@ def test_studies_are_made_once_and_shown(with_studies, tmp_path):
     assert made == [("Figure 1", None)], "what is there is not made again"
     with pytest.raises(ValueError, match=mentions("only", "figure 3", "T / FedAvg / C", "Figure 2")):
         run.reproduce("small", "paper", out=tmp_path, only="figure 3")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"pictures": {"it": "../../secret.png"}}, ("../../secret.png",)),
+        ({"pictures": {"it": "link.png"}}, ("link.png",)),
+        ({"pictures": {"it": 5}}, ("5",)),
+        ({"pictures": ["secret.png"]}, ("pictures", "list")),
+        ({"text": None}, ("text", "null")),
+        ({"table": [1]}, ("table",)),
+    ],
+)
+def test_a_study_of_a_stranger_shows_nothing_of_another_folder(change, words, with_studies, tmp_path):
+    """A report has its pictures in it, and goes to others."""
+    out, secret = tmp_path / "out", tmp_path / "secret.png"
+    assert run.reproduce("small", "paper", out=out, only="figure*2") == 0
+    secret.write_text("secret")
+    (out / "studies" / "link.png").symlink_to(secret)
+    path = out / "studies" / "figure-2.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ValueError, match=mentions(str(path), *words)):
+        report.reports("small", "paper", out)
+    assert base64.b64encode(secret.read_bytes()).decode() not in (out / "report" / "report.html").read_text()
 
 
 def test_a_checkout_that_nobody_installed_keeps_its_results(with_studies, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import doctest
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -315,3 +316,12 @@ def test_a_newcomer_is_told_its_place_and_drawn_beside_all(results_of_two, tmp_p
     assert __main__.main(["--out", str(own)]) == 0
     assert [one.row for one in drawn[0]["chosen"]["rotated"]] == ["ifca", "mine.py:mine", "fedavg", "local"]
     assert (own / "leaderboard.png").exists() and before == {path: path.read_bytes() for path in before}
+
+
+@pytest.mark.parametrize(("name", "words"), [("leaderboard-ranks.png", []), ("rotated.jsonl", ["rotated"])])
+def test_files_of_something_else_are_neither_drawn_over_nor_added_to(name, words, tmp_path, capsys):
+    (tmp_path / name).write_text("mine\n")
+    with pytest.raises(SystemExit):
+        __main__.main([*words, "--out", str(tmp_path)])
+    assert re.search(mentions("out", name), " ".join(capsys.readouterr().err.split()))
+    assert [one.name for one in tmp_path.iterdir()] == [name] and (tmp_path / name).read_text() == "mine\n"
