@@ -258,6 +258,10 @@ def _read_schema(path: Path) -> Any:
     import pyarrow
     from pyarrow import parquet
 
+    try:
+        bounded.check_regular(path)
+    except ValueError as error:
+        raise ValueError(f"{path} must be a parquet file: {error}; download it again.") from error
     with path.open("rb") as stream:
         first = stream.read(4)
         size = stream.seek(0, io.SEEK_END)
