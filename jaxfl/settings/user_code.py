@@ -23,7 +23,7 @@ from typing import Any
 from jaxfl.files import crc, user_path
 from jaxfl.schema import did_you_mean, quoted
 
-ADDRESS = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)")
+ADDRESS = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)", re.DOTALL)  # a file may have any name
 
 
 def is_address(name: Any) -> bool:
@@ -34,8 +34,8 @@ def is_address(name: Any) -> bool:
 def run_label(name: str) -> str:
     """Returns the name that a run stores: an address without the folder of its file, or any other name unchanged.
 
-    >>> run_label("../mine/my_method.py:factory"), run_label("ifca")
-    ('my_method.py:factory', 'ifca')
+    >>> run_label("../mine/my_method.py:factory"), run_label("ifca"), run_label("a\\nb/c.py:factory")
+    ('my_method.py:factory', 'ifca', 'c.py:factory')
     """
     return f"{Path(name.rpartition(':')[0]).name}:{name.rpartition(':')[2]}" if is_address(name) else name
 
