@@ -88,9 +88,9 @@ def _exit_if_distributed(code: int, error: Exception | None = None) -> None:
     """Ends the process if it is one of several, which would wait for it; prints the traceback of an error first."""
     import jax
 
-    from jaxfl.cli.hosts import exit_process
-
     if jax.distributed.is_initialized():
+        from jaxfl.cli.hosts import exit_process
+
         if error is not None:
             traceback.print_exception(error)
         exit_process(code)
