@@ -81,8 +81,8 @@ def audit_canaries(
         raise ValueError(f"guesses must be from 1 to the number of canaries ({len(ids)}), got {guesses}; None is all.")
 
     key, began = jax.random.key(result.seed), (data if result.began is None else result.began).in_programs()
-    state = tree.placed(result.state, None)
-    plan = resolve_plan("auto", served_model(method, state), len(ids))._replace(mesh=None)
+    plan = resolve_plan("auto", served_model(method, result.state), len(ids))._replace(mesh=None)
+    state = tree.placed(result.state, plan.place)
     first = initialiser(method, shapes_of(began))(key, began)
     first = with_clusters(first, state, np.arange(data.num_clients), plan)  # the models that these began with
     score, sent = canary_scorer(method, plan, shapes_of(ids))(key, state, first, ids)
