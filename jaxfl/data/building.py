@@ -280,6 +280,32 @@ def check_square(inputs: AnyArray) -> None:
         )
 
 
+def check_pixels(name: str, inputs: AnyArray, *, floats: bool = False) -> None:
+    """Raises ValueError unless the inputs are images of uint8 with 1 or 3 channels.
+
+    Args:
+        name: name of the operation, for the message.
+        inputs: `[P, ...]`, of which only shape and type are used.
+        floats: whether floats are allowed too.
+    """
+    image = inputs.ndim == 3 or (inputs.ndim == 4 and inputs.shape[3] in (1, 3))
+    if not image or not (inputs.dtype == np.uint8 or (floats and inputs.dtype.kind == "f")):
+        raise ValueError(
+            f"{name} must have images of uint8 [P, H, W], [P, H, W, 1] or [P, H, W, 3], got {inputs.dtype} of shape "
+            f"{tuple(inputs.shape)}; use astype(np.uint8) for pixels from 0 to 255, or a source of images."
+        )
+
+
+def white_level(inputs: AnyArray) -> int:
+    """Returns the pixel of full brightness: 255, or the largest one where it is below 128, as in 4-bit images.
+
+    >>> white_level(np.array([0, 16], np.uint8)), white_level(np.array([0, 200], np.uint8))
+    (16, 255)
+    """
+    largest = int(inputs.max(initial=0))
+    return largest if 0 < largest < 128 else 255
+
+
 def check_no_drift(name: str, data: FederatedData) -> None:
     """Raises ValueError if the data drift, for operations that would be correct only before the drift.
 
