@@ -8,16 +8,18 @@ classes. A source with known makers of its examples (`unipen`, `femnist`) is als
 ('rotated-digits', 8, ('0°', '90°', '180°', '270°'))
 """
 
+import dataclasses
+import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from jaxfl.data import conditions, conventions, divide, leaks, natural, shift, skews, sources, stored
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.drift import apply_conditions
 from jaxfl.data.sources import domains, saved
-from jaxfl.files import user_path
+from jaxfl.files import checksum, crc, user_path
 from jaxfl.random import check_seed
 from jaxfl.schema import Option, check_name, check_type, checked, did_you_mean, function_options, quoted
 
@@ -71,6 +73,7 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     "npz": SMALL,
     "parquet": SMALL,
     "table": SMALL,
+    "folder": SMALL,
 }
 # The other domain of `hybrid`, a source or "negative".
 OTHERS = {"mnist": "fashion-mnist", "fashion-mnist": "mnist"}  # StoCFL
@@ -201,6 +204,10 @@ def known_options(name: str) -> dict[str, Option]:
         merged["other"] = Option("other", OTHERS.get(row.source, "negative"), str, line, "catalog")
     line = "share of the clients that are held out of training and served as newcomers, 0 or more and below 1"
     merged["held_out"] = Option("held_out", 0.0, float, line, "catalog")
+    line = (
+        "central: all clients are tested on one test set, the official one or else the test rows of all; none: by skew"
+    )
+    merged["test"] = Option("test", None, Literal["central"] | None, line, "catalog")
     line = "share of each client's training rows that become validation rows, reported as validation_...; 0 is none"
     return merged | {"validation": Option("validation", 0.0, float, line, "catalog")}
 
@@ -211,7 +218,8 @@ def options(name: str) -> dict[str, Any]:
     >>> options("rotated-digits")
     {'num_clients': 40, 'rows_per_client': 80, 'angles': (0, 90, 180, 270), 'test_share': None, 'stragglers': 0.0,
      'attack': None, 'attackers': None, 'attack_scale': 1.0, 'attack_target': 0, 'drift': None,
-     'drift_round': None, 'drift_share': None, 'arrive': None, 'leave': None, 'held_out': 0.0, 'validation': 0.0}
+     'drift_round': None, 'drift_share': None, 'arrive': None, 'leave': None, 'held_out': 0.0, 'test': None,
+     'validation': 0.0}
     """
     return {option: known.default for option, known in known_options(name).items()}
 

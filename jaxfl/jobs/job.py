@@ -18,9 +18,9 @@ import numpy as np
 
 from jaxfl import plots
 from jaxfl.analysis.comparison import deviation
-from jaxfl.data.catalog import user_files
+from jaxfl.data.catalog import user_checksum, user_files
 from jaxfl.data.clients import FederatedData
-from jaxfl.files import checksum, is_beside, keep_copy, own_names, real_path, user_path, write_text
+from jaxfl.files import is_beside, keep_copy, own_names, real_path, user_path, write_text
 from jaxfl.methods.base import Method
 from jaxfl.models.weights import check_weights
 from jaxfl.plots.style import import_matplotlib, write_picture
@@ -143,8 +143,8 @@ class Job(NamedTuple):
         """
         began, settings = self._began(), self.settings_in_use()
         identity = {**settings.complete(), "cohort": self.cohort, "seed": self.seed}
-        if own := user_files(self.settings.data_name, self.data_dir, self.settings.data.get("other")):
-            identity[DATA_CHECKSUM] = checksum(own)
+        if own := user_checksum(self.settings.data_name, self.data_dir, self.settings.data.get("other")):
+            identity[DATA_CHECKSUM] = own
         identity = json.loads(json.dumps(identity))  # as it is read back: tuples are lists
         if began is None:
             return identity

@@ -192,7 +192,7 @@ def test_missing(tmp_path):
     with pytest.raises(FileNotFoundError, match=mentions("npz", "folder")):
         npz.load(tmp_path)
     (tmp_path / "cat" / "1.JPG").touch()
-    with pytest.raises(FileNotFoundError, match=mentions("npz", "folder of images", "np.savez(path, x=..., y=...)")):
+    with pytest.raises(FileNotFoundError, match=mentions("npz", "folder of images", "dirichlet-folder")):
         npz.load(tmp_path)
 
 

@@ -45,7 +45,7 @@ def add_writers(folder, table=WRITERS):
     (folder / "qmnist-train-labels-idx2-int.gz").write_bytes(gzip.compress(idx_bytes(table, 0x0C)))
 
 
-@pytest.mark.parametrize("load", [mnist.mnist, mnist.fashion_mnist])
+@pytest.mark.parametrize("load", [mnist.mnist, mnist.fashion_mnist, mnist.kmnist])
 def test_idx_files_load_plain_and_compressed(folder, load):
     source = load(folder)
     np.testing.assert_array_equal(source.inputs, IMAGES)
@@ -97,6 +97,18 @@ def test_a_file_converted_before_the_makers_were_known_is_not_read_instead(folde
     npz.save(whole, folder / "mnist.npz")
     add_writers(folder, WRITERS[:5])  # would be refused, were it read
     assert sources.load("mnist", folder).clients.tolist() == WRITERS[:, 2].tolist()
+
+
+def test_kmnist_has_its_own_classes_and_place(folder, tmp_path):
+    assert mnist.kmnist(folder).class_names == ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")
+    assert sources.located("kmnist", folder) == str(folder)
+    next(folder.glob("t10k-images*")).unlink()
+    with pytest.raises(FileNotFoundError, match=mentions("kmnist", "t10k-images-idx3-ubyte", "http://codh.rois.ac.jp")):
+        mnist.kmnist(folder)
+    rewrite(folder, "train-labels-idx1-ubyte", np.array(mnist.FIRST_LABELS["mnist"] * 2, np.uint8))
+    with pytest.raises((ValueError, FileNotFoundError), match=mentions("kmnist")):
+        mnist.kmnist(folder)
+    assert sources.located("kmnist", folder) is None
 
 
 @pytest.mark.parametrize("name", FILES)

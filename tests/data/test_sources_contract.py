@@ -51,7 +51,7 @@ def test_downloads_are_complete(name):
         assert bool(remote.members) == remote.file_name.endswith((".zip", ".tar.gz", ".tar.bz2"))
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name not in ("npz", "parquet", "table")])
+@pytest.mark.parametrize("name", [name for name in FILES if not sources.SOURCES[name].user_files])
 def test_the_converted_form_is_read_instead(name, tmp_path):
     digits = sources.load("digits")
     place = tmp_path / name / f"{name}.npz"

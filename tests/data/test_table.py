@@ -298,7 +298,7 @@ def test_numbers_with_a_decimal_comma_are_not_said_to_be_categories(tmp_path):
 @pytest.mark.parametrize("separator", [";", "\t"])
 def test_another_separator_is_named(tmp_path, separator):
     path = priced(tmp_path, range(9), separator)
-    with pytest.raises(ValueError, match=mentions("commas", repr(separator))):
+    with pytest.raises(ValueError, match=mentions(repr(","), repr(separator), "separator")):
         table.load(path, target="price")
 
 
@@ -363,3 +363,121 @@ def test_names_that_look_alike_are_told(tmp_path, column, one, other):
 def test_ids_that_differ_in_their_case_are_not_told(tmp_path):
     frame = FRAME.assign(who=[f"{'Ab'[row % 2]}x" if row % 3 else "ax" for row in range(30)])
     table.load(written(tmp_path, frame=frame), target="sold", client="who", categories="colour:site")
+
+
+GAPS = FRAME.astype(str)
+GAPS.loc[[2, 11], "size"] = ["", "NA"]
+GAPS.loc[[5, 12, 21], "weight"] = ["?", " nan ", ""]
+GAPS.loc[[0, 7, 20], "colour"] = ["", " ?", ""]
+
+
+@pytest.mark.parametrize("missing", ["mean", "most-frequent", "indicator"])
+@pytest.mark.parametrize("how", ["csv", "parquet"])
+def test_missing_values_are_filled_by_training_rows_alone(tmp_path, how, missing):
+    frame = GAPS
+    if how == "parquet":  # with nulls
+        numbers = {name: pd.to_numeric(GAPS[name], errors="coerce") for name in ("size", "weight")}
+        frame = GAPS.assign(**numbers, colour=GAPS.colour.where(~GAPS.colour.isin(["", " ?"]), None))
+    options = {"target": "sold", "client": "who", "numbers": "size:weight", "categories": "colour", "missing": missing}
+    fed = data.load("table", data_dir=written(tmp_path, how, frame), test_share=0.3, seed=3, **options)
+    trained = np.zeros(30, bool)
+    trained[fed.train.rows] = True
+    columns = []
+    flags = []
+    for name in ("size", "weight"):  # in plain NumPy, column by column
+        values = pd.to_numeric(GAPS[name], errors="coerce").to_numpy(float)
+        gap = np.isnan(values)
+        known = values[trained & ~gap]
+        fill = (
+            min(known, key=lambda x: (-(known == x).sum(), x))
+            if missing == "most-frequent"
+            else known.sum() / len(known)
+        )
+        filled = np.where(gap, fill, values)
+        columns.append((filled - filled[trained].mean()) / filled[trained].std())
+        if missing == "indicator" and gap[trained].any():
+            flags.append(gap.astype(float))
+    colours = [text.strip(" ?") for text in GAPS.colour]
+    if missing != "indicator":
+        known = [colour for colour, mine in zip(colours, trained, strict=True) if mine and colour]
+        order = ["blue", "green", "red"]
+        colours = [colour or max(order, key=lambda one: (known.count(one), -order.index(one))) for colour in colours]
+    kinds = sorted({colour for colour, mine in zip(colours, trained, strict=True) if mine})
+    hot = [[float(colour == kind) for colour in colours] for kind in kinds]
+    np.testing.assert_allclose(fed.inputs, np.stack([*columns, *flags, *hot], 1), atol=1e-5)
+    assert flags or missing != "indicator"
+
+
+def test_missing_values_that_nothing_can_fill(tmp_path):
+    options = {"target": "sold", "client": "who", "numbers": "size:weight", "categories": "colour"}
+    with pytest.raises(ValueError, match=mentions("size", "row 2", "missing=mean")):
+        data.load("table", data_dir=written(tmp_path, frame=GAPS), **options)
+    words = GAPS.assign(weight=GAPS.weight.where(GAPS.index != 9, "heavy"))
+    with pytest.raises(ValueError, match=mentions("weight", "'heavy'", "row 9")):
+        data.load("table", data_dir=written(tmp_path, frame=words), **options, missing="mean")
+    empty = GAPS.assign(size="")
+    with pytest.raises(ValueError, match=mentions("size", "value")):
+        data.load("table", data_dir=written(tmp_path, frame=empty), **options, missing="mean")
+    targets = GAPS.assign(sold=GAPS.sold.where(GAPS.index != 4, ""))
+    with pytest.raises(ValueError, match=mentions("sold", "row 4")):
+        data.load("table", data_dir=written(tmp_path, frame=targets), **options, missing="indicator")
+    few = GAPS.assign(size=GAPS["size"].where(GAPS.index < 1, ""))  # known in one row alone, which may be a test row
+    for seed in range(20):
+        try:
+            data.load("table", data_dir=written(tmp_path, frame=few), **options, missing="mean", seed=seed)
+        except ValueError as error:
+            assert re.search(mentions("size", "training row"), str(error))
+            break
+    else:
+        pytest.fail("row 0 is a training row for every seed")
+
+
+@pytest.mark.parametrize(
+    ("separator", "mark", "encoding"),
+    [
+        ("semicolon", ";", "latin-1"),
+        (";", ";", "utf-16"),
+        ("tab", "\t", "utf-8"),
+        ("|", "|", "cp1252"),
+        ("\\t", "\t", "utf-8"),
+    ],
+)
+def test_csv_files_of_other_countries(tmp_path, separator, mark, encoding):
+    frame = FRAME.assign(colour=FRAME.colour.replace("red", "r\u00f6t"), price=FRAME.price * 10)
+    path = tmp_path / "goods.csv"
+    frame.to_csv(path, index=False, sep=mark, decimal=",", encoding=encoding)
+    source = table.load(path, **ROLES, separator=separator, decimal=",", encoding=encoding)
+    plain = table.load(written(tmp_path, "csv.gz", frame), **ROLES)
+    np.testing.assert_array_equal(source.inputs, plain.inputs)
+    np.testing.assert_array_equal(source.labels, plain.labels)
+    assert source.clients.tolist() == plain.clients.tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, ("';'", "separator=semicolon")),
+        ({"separator": ";"}, ("size", "decimal=,")),
+        ({"separator": ",", "decimal": ","}, ("decimal", "separator", "','")),
+        ({"separator": ";;"}, ("separator", "';;'")),
+        ({"decimal": "x"}, ("decimal", "'x'")),
+        ({"encoding": "no-such"}, ("encoding", "'no-such'", "latin-1")),
+        ({"encoding": "base64"}, ("encoding", "'base64'")),
+        ({"separator": ";", "decimal": ",", "encoding": "ascii"}, ("ASCII", "encoding")),
+    ],
+)
+def test_formats_that_do_not_fit_are_told(tmp_path, options, message):
+    path = tmp_path / "goods.csv"
+    names = FRAME.assign(colour="r\u00f6t")
+    names.to_csv(path, index=False, sep=";", decimal=",")
+    with pytest.raises(ValueError, match=mentions(*message)):
+        table.load(path, **ROLES, **options)
+
+
+def test_points_are_no_decimals_where_commas_are(tmp_path):
+    path = tmp_path / "goods.csv"
+    path.write_text("a;b\n1,5;2\n1.234;3\n2,5;2\n")
+    with pytest.raises(ValueError, match=mentions("a", "'1.234'", "row 1")):
+        table.load(path, target="b", separator=";", decimal=",")
+    with pytest.raises(ValueError, match=mentions("separator", "parquet")):
+        table.load(written(tmp_path, "parquet"), **ROLES, separator=";")

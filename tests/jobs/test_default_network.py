@@ -43,7 +43,7 @@ def test_large_colour_images_get_convolutions(own, shape, first, tmp_path):
 
 def test_sources_of_the_package_keep_their_networks():
     names = {name: row.model[0] for name, row in catalog.DATASETS.items()}
-    assert {name.rpartition("-")[2] for name, model in names.items() if model == "auto"} == {"npz", "parquet"}
+    assert {name.rpartition("-")[2] for name, model in names.items() if model == "auto"} == {"npz", "parquet", "folder"}
     assert names["rotated-mnist"] == "mlp" and catalog.dataset("saved").model == ("auto", {})
     assert isinstance(options.model(options.route("fedavg", "iid-npz"), 3), AutoNetwork)
 

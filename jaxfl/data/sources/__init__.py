@@ -10,12 +10,15 @@ import inspect
 from typing import Any
 
 from jaxfl.data.sources import (
+    ag_news,
     celeba,
     cifar10,
     cifar100,
+    cinic10,
     digits,
     emnist,
     femnist,
+    folder,
     fortunes,
     mnist,
     npz,
@@ -25,6 +28,7 @@ from jaxfl.data.sources import (
     shakespeare,
     table,
     tfds,
+    tiny_imagenet,
     unipen,
 )
 from jaxfl.data.sources.base import Folder, Remote, Source, SourceEntry, home
@@ -36,19 +40,24 @@ SOURCES: dict[str, SourceEntry] = {
     "digits": digits.ENTRY,
     "mnist": mnist.MNIST,
     "fashion-mnist": mnist.FASHION_MNIST,
+    "kmnist": mnist.KMNIST,
     "cifar10": cifar10.ENTRY,
     "cifar100": cifar100.ENTRY,
+    "cinic10": cinic10.ENTRY,
+    "tiny-imagenet": tiny_imagenet.ENTRY,
     "femnist": femnist.ENTRY,
     **emnist.ENTRIES,
     "unipen": unipen.UNIPEN,
     "unipen-letters": unipen.LETTERS,
     "celeba": celeba.ENTRY,
+    "ag-news": ag_news.ENTRY,
     "fortunes": fortunes.ENTRY,
     "shakespeare": shakespeare.ENTRY,
     "ratings": ratings.ENTRY,
     "npz": npz.ENTRY,
     "parquet": parquet.ENTRY,
     "table": table.ENTRY,
+    "folder": folder.ENTRY,
 }
 
 
@@ -100,11 +109,16 @@ def load(name: str, data_dir: Folder = None, **options: Any) -> Source:
     data_dir = None if data_dir is None else user_path(data_dir)
     source_entry, converted = (
         entry(name),
-        npz.find_converted(name, data_dir, defaults(name) | options) if name in SOURCES else None,
+        npz.find_converted(name, data_dir, defaults(name) | options) if _has_converted_form(name) else None,
     )
     if converted is None or (_has_makers_file(source_entry, data_dir) and "client" not in npz.read(converted, ())[1]):
         return source_entry.load(data_dir, **options)
     return npz.load(converted)
+
+
+def _has_converted_form(name: str) -> bool:
+    """Returns whether a file that `npz.save` wrote is read in place of a source's own files."""
+    return name in SOURCES and not SOURCES[name].labels_in_paths  # `folder.npz` may be in anybody's folder of images
 
 
 def _has_makers_file(source_entry: SourceEntry, data_dir: Folder) -> bool:
@@ -129,7 +143,9 @@ def located(name: str, data_dir: Folder = None, *, makers: bool = False) -> str 
         return "embedded"
     try:
         place = (
-            npz.find_converted(name, data_dir, defaults(name)) if not (makers and source_entry.makers_file) else None
+            None
+            if (makers and source_entry.makers_file) or source_entry.labels_in_paths
+            else npz.find_converted(name, data_dir, defaults(name))
         )
     except ValueError:  # converted with other options, or damaged: `load` raises the error
         place = None

@@ -12,7 +12,7 @@ import numpy as np
 from jaxfl.data.casts import join
 
 Folder = str | Path | None
-PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".pgm", ".ppm")
 WITHOUT_CLASSES = ("quantity", "iid", "writers")  # skews for labels that are not classes
 
 
@@ -113,6 +113,7 @@ class SourceEntry(NamedTuple):
         skews: names of the possible skews; None is all, with `writers` only if the makers are known.
         user_files: `user_files(place)` returns the files at the place that `find` returns, if they are the user's.
             Files of equal names may differ then, so a run stores a checksum of their content.
+        labels_in_paths: whether the paths of the user's files below the place are labels, which the checksum has, too.
     """
 
     load: Callable[..., Source]
@@ -128,6 +129,7 @@ class SourceEntry(NamedTuple):
     model: tuple[str, dict[str, Any]] = ("mlp", {"hidden": (2048,)})
     skews: tuple[str, ...] | None = None
     user_files: Callable[[Path], Iterable[Path]] | None = None
+    labels_in_paths: bool = False
 
 
 def home() -> Path:
@@ -157,10 +159,7 @@ def missing_file_phrase(data_dir: Folder) -> str:
         return f"there is no file {data_dir}"
     inside = (file.suffix.lower() for pattern in ("*", "*/*") for file in path.glob(pattern))
     if any(suffix in PICTURES for suffix in inside):
-        return (
-            f"{data_dir} is a folder of images; stack them to one array and write it by np.savez(path, x=..., y=...), "
-            "as the page on your own data shows"
-        )
+        return f"{data_dir} is a folder of images, which the source folder reads: folder, or dirichlet-folder"
     return f"{data_dir} is a folder; pass the file in it"
 
 

@@ -1,6 +1,8 @@
 """Checks of the arrays of a file of examples in any format; each raises ValueError with the name of the file."""
 
 import re
+import unicodedata
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -152,3 +154,22 @@ def normaliser(path: Path, key: str, values: np.ndarray) -> float | np.ndarray:
     """Returns a mean or a standard deviation, a number or one per channel."""
     check_normaliser(key, values, f"{path}: ")
     return float(values) if values.ndim == 0 else values
+
+
+def warn_alike_texts(name: str, texts: np.ndarray, *, case: bool) -> None:
+    """Warns of texts that differ in spaces at their ends or in the form of their accents alone, or in their case.
+
+    Args:
+        name: of the column, for the message.
+        texts: its values.
+        case: whether texts that differ in their case alone are different on purpose, such as ids.
+    """
+    known: dict[str, str] = {}
+    for text in np.unique(texts).tolist():
+        plain = unicodedata.normalize("NFC", text.strip())
+        if (other := known.setdefault(plain if case else plain.casefold(), text)) != text:
+            warnings.warn(
+                f"{name} has {other!r} and {text!r}, which are different names here; write one name in one way.",
+                stacklevel=3,
+            )
+            return

@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST from four idx files of equal names each, and the writers of MNIST's digits from QMNIST."""
+"""MNIST, Fashion-MNIST and KMNIST from four idx files of equal names each, and the writers of MNIST from QMNIST."""
 
 import dataclasses
 import functools
@@ -14,11 +14,13 @@ FASHION_HELP = (
     "apt-get install dataset-fashion-mnist, or get the four files from "
     "https://github.com/zalandoresearch/fashion-mnist and pass their folder as data_dir"
 )
+KMNIST_HELP = "get the four files from http://codh.rois.ac.jp/kmnist/ and pass their folder as data_dir"
 QMNIST_HELP = "get it from https://github.com/facebookresearch/qmnist and put it beside MNIST's files"
 WRITERS = "qmnist-train-labels-idx2-int"
-# The files of both have the same names, so a confusion would not be noticed.
+# The files of all have the same names, so a confusion would not be noticed.
 FIRST_LABELS = {"mnist": (5, 0, 4, 1, 9, 2, 1, 3, 1, 4), "fashion-mnist": (9, 0, 0, 3, 0, 2, 7, 2, 5, 5)}
 CLOTHES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
+KANA = ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")
 FASHION_FOLDER = Path("/usr/share/datasets/fashion-mnist")  # folder of Debian's package
 
 
@@ -62,6 +64,19 @@ def fashion_mnist(data_dir: Folder = None) -> Source:
     """
     source = _idx_source("fashion-mnist", _mnist_folders("fashion-mnist", data_dir), FASHION_HELP)
     return dataclasses.replace(source, class_names=CLOTHES)
+
+
+def kmnist(data_dir: Folder = None) -> Source:
+    """Returns Kuzushiji-MNIST, cursive hiragana, from its four idx files in `data_dir` or `data_dir/kmnist`.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: a file is damaged, or the counts of images and labels disagree.
+
+    Reference: Clanuwat et al., "Deep learning for classical Japanese literature", 2018.
+    """
+    source = _idx_source("kmnist", _mnist_folders("kmnist", data_dir), KMNIST_HELP)
+    return dataclasses.replace(source, class_names=KANA)
 
 
 def _mnist_folders(name: str, data_dir: Folder) -> list[Path]:
@@ -122,6 +137,7 @@ def _find_mnist(name: str, data_dir: Folder) -> Path | None:
 
 MNIST_FILES = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 FASHION_FILES = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+KMNIST_FILES = "http://codh.rois.ac.jp/kmnist/dataset/kmnist/"
 QMNIST_FILES = "https://raw.githubusercontent.com/facebookresearch/qmnist/master/"
 
 MNIST = SourceEntry(
@@ -189,6 +205,36 @@ FASHION_MNIST = SourceEntry(
             f"{FASHION_FILES}t10k-labels-idx1-ubyte.gz",
             5_148,
             "sha256:67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+        ),
+    ),
+)
+KMNIST = SourceEntry(
+    kmnist,
+    find=functools.partial(_find_mnist, "kmnist"),
+    summary="Kuzushiji-MNIST, 60,000 + 10,000 cursive hiragana of 28 x 28 pixels in 10 classes",
+    licence="CC BY-SA 4.0; created by ROIS-DS CODH from NIJL's Kuzushiji dataset",
+    num_bytes=21_000_000,
+    num_classes=10,
+    remotes=(
+        Remote(
+            f"{KMNIST_FILES}train-images-idx3-ubyte.gz",
+            18_165_135,
+            "sha256:51467d22d8cc72929e2a028a0428f2086b092bb31cfb79c69cc0a90ce135fde4",
+        ),
+        Remote(
+            f"{KMNIST_FILES}train-labels-idx1-ubyte.gz",
+            29_497,
+            "sha256:e38f9ebcd0f3ebcdec7fc8eabdcdaef93bb0df8ea12bee65224341c8183d8e17",
+        ),
+        Remote(
+            f"{KMNIST_FILES}t10k-images-idx3-ubyte.gz",
+            3_041_136,
+            "sha256:edd7a857845ad6bb1d0ba43fe7e794d164fe2dce499a1694695a792adfac43c5",
+        ),
+        Remote(
+            f"{KMNIST_FILES}t10k-labels-idx1-ubyte.gz",
+            5_120,
+            "sha256:20bb9a0ef54c7db3efc55a92eef5582c109615df22683c380526788f98e42a1c",
         ),
     ),
 )

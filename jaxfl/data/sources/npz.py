@@ -240,7 +240,7 @@ def save(source: Source, path: str | Path, *, origin: dict[str, Any] | None = No
         raise ValueError(f"origin must have the keys source and options, got {sorted(origin)}.")
     if source.fit is not None:
         raise ValueError(
-            f"{source.name} cannot be written, because it is scaled by the training rows of a federation; save a "
+            f"{source.name} cannot be written, because its rows depend on the training rows of a federation; save a "
             "federation into a folder instead."
         )
     check_target(path, origin)

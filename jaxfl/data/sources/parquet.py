@@ -8,7 +8,6 @@ import io
 import json
 import os
 import re
-import struct
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,11 +19,8 @@ from jaxfl.data import bounded
 from jaxfl.data.building import STANDARDISE, check_finite
 from jaxfl.data.casts import join, to_floats, to_texts
 from jaxfl.data.labels import count_classes
-from jaxfl.data.sources import checks, shards
+from jaxfl.data.sources import checks, pictures, shards
 from jaxfl.data.sources.base import Folder, Source, SourceEntry
-
-# Pillow's modes of 8 bits, and the modes that they are converted to: [H, W] or [H, W, 3].
-MODES = {"1": "L", "L": "L", "LA": "L", "P": "RGB", "RGB": "RGB", "RGBA": "RGB", "CMYK": "RGB", "YCbCr": "RGB"}
 
 
 def image_batches(where: str, start: int, column: Any) -> Iterator[tuple[int, np.ndarray]]:
@@ -50,28 +46,11 @@ def image_batches(where: str, start: int, column: Any) -> Iterator[tuple[int, np
                 raise ValueError(
                     f"{where}: row {row} must have the bytes of an image, got none; write the files into the column."
                 )
-            yield row, _decode_image(f"{where}: row {row}", content)[None]
+            yield row, pictures.decode(f"{where}: row {row}", content)[None]
     elif types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         yield start, _array_from_lists(f"{where}: rows from {start}", column)
     else:
         raise ValueError(f"{where} must have bytes, struct<bytes, path> or lists of numbers, got {kind}; set image.")
-
-
-def _decode_image(where: str, content: bytes) -> np.ndarray:
-    """Returns the pixels of an image file, `[H, W]` or `[H, W, 3]`."""
-    from PIL import Image
-
-    try:
-        with Image.open(io.BytesIO(content)) as picture:
-            mode, target = picture.mode, MODES.get(picture.mode)
-            if target is not None:
-                # A palette may have transparent colours, which Pillow must resolve first.
-                return np.asarray((picture.convert("RGBA") if mode == "P" else picture).convert(target))
-    except (OSError, ValueError, SyntaxError, EOFError, struct.error, Image.DecompressionBombError) as error:
-        raise ValueError(
-            f"{where} must be an image that can be decoded ({error}); leave it out or download the file again."
-        ) from error
-    raise ValueError(f"{where} must be an image of 8 bits, got mode {mode}; convert it to one of {sorted(MODES)}.")
 
 
 def _array_from_lists(where: str, column: Any) -> np.ndarray:

@@ -1,17 +1,18 @@
 """Tables in csv or parquet files with a row per example and named columns, scaled by training rows.
 
 Categories become one column of 0 and 1 each (scikit-learn's OneHotEncoder), numbers are standardised (StandardScaler).
-Both are fitted to all training rows after the partition: a mean does not depend on test rows, and a category that only
-test rows have becomes zeros. (The rows of held-out clients and validation rows are training rows here. A real
-federation would compute the same numbers from sums and squares of the clients.)
+Both are fitted to all training rows after the partition, and so are the values in the place of missing ones: a mean
+does not depend on test rows, and a category that only test rows have becomes zeros. (The rows of held-out clients and
+validation rows are training rows here. A real federation would compute the same numbers from sums and squares of the
+clients.)
 """
 
 import datetime
 import decimal
 import functools
 import re
-import unicodedata
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -29,6 +30,10 @@ TABLE_SKEWS = ("pathological", "dominant", "dirichlet", "shards", *WITHOUT_CLASS
 SMALL_SPREAD = 1 << 26  # size of a column beside its spread, from which on floats lose differences
 NUMERIC_TEXT = r"\s*[-+]?[$€£¥]?\s?\d[\d.,'_ ]*\s?[%$€£¥]?\s*"  # numbers in the form of a country or a unit
 TargetKind = Literal["auto", "number", "class"]
+Missing = Literal["refuse", "mean", "most-frequent", "indicator"]
+# Texts in the place of a number that is missing, in small letters: those of pandas, and UCI's question mark.
+MISSING_NUMBERS = ("", "?", "na", "n/a", "#n/a", "#na", "<na>", "nan", "-nan", "null", "none")
+MISSING_CATEGORIES = ("", "?")  # others, such as None, may be names
 
 
 class Roles(NamedTuple):
@@ -60,6 +65,10 @@ def load(
     numbers: str = "",
     target_kind: TargetKind = "auto",
     scale_target: bool = False,
+    missing: Missing = "refuse",
+    separator: str = files.PLAIN.separator,
+    decimal: str = files.PLAIN.decimal,
+    encoding: str = files.PLAIN.encoding,
 ) -> Source:
     """Returns the rows of one csv or parquet file, whose path is given as `data_dir`; csv may be compressed by gzip.
 
@@ -77,6 +86,14 @@ def load(
             refused.
         scale_target: whether numbers to predict are standardised on training rows; losses and errors are then in
             standard deviations.
+        missing: what happens to missing values of features. `"mean"`: a number becomes the mean of its column, a
+            category the most frequent one. `"most-frequent"`: both become the most frequent value. `"indicator"`: a
+            number becomes the mean, and a column of 0 and 1 beside it says where numbers were missing; missing
+            categories are a category. All are fitted to training rows. `"refuse"` names the first one. Missing are
+            empty fields, nulls and `?`, and where a number should be also NA, nan, null and none.
+        separator: character between the fields of a csv file, such as `;`, or `tab`, `space`, `semicolon`, `pipe`.
+        decimal: character before the decimals of a number in a csv file, `.` or `,`.
+        encoding: encoding of a csv file, such as `latin-1`.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -89,17 +106,15 @@ def load(
         got = missing_file_phrase(data_dir)
         raise FileNotFoundError(f"table needs data_dir, the path of a csv or parquet file with a header: {got}.")
     path = Path(data_dir)
-    columns = files.read_names(path)
+    form = files.check_format(separator, decimal, encoding)
+    columns = files.read_names(path, form)
     given = Roles(target, client, group, _split_names(categories), _split_names(numbers))
     if not target:
         raise ValueError(f"target must be the column to predict, one of {', '.join(columns)}, got none; set target.")
     used = [name for name in (target, client, group, *given.categories, *given.numbers) if name]
     for name in used:
-        if name not in columns and len(columns) == 1 and (found := [mark for mark in ";\t|" if mark in columns[0]]):
-            raise ValueError(
-                f"{path} must have commas between its columns, got {columns[0]!r}, with {found[0]!r}; write it again "
-                "with commas."
-            )
+        if name not in columns:
+            files.check_separator(path, columns, form)
         if name not in columns and "," in name:
             raise ValueError(f"columns must be separated by colons, got {name}; write {name.replace(',', ':')}.")
         if name not in columns:
@@ -113,11 +128,19 @@ def load(
             warnings.warn(checks.split_sentence(path, name), stacklevel=2)
     rest = tuple(name for name in columns if name not in used and not re.fullmatch(UNNAMED, name))
     roles = given if numbers else given._replace(numbers=rest)
-    return read_source(path.name.split(".")[0], path, roles, target_kind, scale_target=scale_target)
+    name = path.name.split(".")[0]
+    return read_source(name, path, roles, target_kind, scale_target=scale_target, missing=missing, form=form)
 
 
 def read_source(
-    name: str, path: Path, roles: Roles, target_kind: TargetKind = "auto", *, scale_target: bool = False
+    name: str,
+    path: Path,
+    roles: Roles,
+    target_kind: TargetKind = "auto",
+    *,
+    scale_target: bool = False,
+    missing: Missing = "refuse",
+    form: files.CsvFormat = files.PLAIN,
 ) -> Source:
     """Returns the source of a table.
 
@@ -127,28 +150,25 @@ def read_source(
         roles: roles of its columns.
         target_kind: kind of the target.
         scale_target: whether a number to predict is standardised.
+        missing: what happens to missing values of features, see `load`.
+        form: format of a csv file.
     """
     if not roles.categories + roles.numbers:
         raise ValueError(f"{path} must have columns of features, got none; name them in categories or numbers.")
     used = {name for role in roles for name in ((role,) if isinstance(role, str) else role) if name}
-    frame = files.read(path, sorted(used))
+    frame = files.read(path, sorted(used), form)
     if not len(frame[roles.target]):
         raise ValueError(f"{path} must have rows, got none.")
-    numbers = [
-        _subtract_least(_number_column(path, column, frame[column]), frame[column])[0] for column in roles.numbers
-    ]
-    for column, values in zip(roles.numbers, numbers, strict=True):
-        _warn_lost_differences(f"{path}: {column}", values)
-    codes = [
-        np.unique(_text_column(path, column, frame[column]), return_inverse=True)[1] for column in roles.categories
-    ]
+    fills = missing != "refuse"
+    numbers = [_feature_numbers(path, column, frame[column], form.decimal, fills=fills) for column in roles.numbers]
+    codes = [_category_codes(path, column, frame[column], fills=fills) for column in roles.categories]
     inputs = np.stack(
         [*numbers, *codes], 1
     )  # float64 until it is scaled: float32 has a precision of minutes for times since 1970
-    target = frame[roles.target]
+    target = written = frame[roles.target]
     class_names: tuple[str, ...] = ()
     counts = (
-        target.dtype != bool and not _parse_numbers(target)[1]
+        target.dtype != bool and not _parse_numbers(_with_point(target, form.decimal))[1]
     )  # truth values are names, as those of a csv file are
     if target_kind == "number" or (target_kind == "auto" and counts):
         of_zone = target.dtype == object and isinstance(target[0], datetime.datetime | datetime.timedelta)
@@ -158,7 +178,9 @@ def read_source(
                 f"{path}: {roles.target} must be numbers of a unit, got {got}; write a column "
                 "of days or seconds since some time, or set scale_target=true."
             )
-        labels, num_classes = _number_column(path, roles.target, target, or_else="leave target_kind=number out"), 1
+        target = _with_point(target, form.decimal)
+        labels = _number_column(path, roles.target, target, or_else="leave target_kind=number out", written=written)
+        num_classes = 1
         labels, small = _subtract_least(labels, target)
         if target_kind == "auto":
             _warn_few_numbers(f"{path}: {roles.target}", labels)
@@ -179,12 +201,12 @@ def read_source(
         texts = _text_column(path, roles.target, target)
         if target_kind == "auto":
             _check_class_texts(f"{path}: {roles.target}", texts)
-        _warn_alike_texts(f"{path}: {roles.target}", texts, case=False)
+        checks.warn_alike_texts(f"{path}: {roles.target}", texts, case=False)
         names, labels = np.unique(texts, return_inverse=True)
         class_names, num_classes = tuple(names.tolist()), len(names)
     clients = _text_column(path, roles.client, frame[roles.client]) if roles.client else None
     if clients is not None:
-        _warn_alike_texts(f"{path}: {roles.client}", clients, case=True)
+        checks.warn_alike_texts(f"{path}: {roles.client}", clients, case=True)
     groups, group_names = None, np.zeros(0, str)
     if roles.group:
         group_names, groups = np.unique(_text_column(path, roles.group, frame[roles.group]), return_inverse=True)
@@ -197,21 +219,36 @@ def read_source(
         client_groups=groups,
         group_names=tuple(group_names.tolist()),
         class_names=class_names,
-        fit=functools.partial(scale_features, count=len(numbers), scale_target=scale_target),
+        fit=functools.partial(
+            scale_features,
+            count=len(numbers),
+            scale_target=scale_target,
+            missing=missing,
+            names=(*roles.numbers, *roles.categories),
+        ),
     )
 
 
 def scale_features(
-    inputs: np.ndarray, labels: np.ndarray, rows: np.ndarray, *, count: int, scale_target: bool = False
+    inputs: np.ndarray,
+    labels: np.ndarray,
+    rows: np.ndarray,
+    *,
+    count: int,
+    scale_target: bool = False,
+    missing: Missing = "refuse",
+    names: Sequence[str] = (),
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns inputs `[P, features]` and labels, scaled by statistics of the training rows.
+    """Returns inputs `[P, features]` and labels, filled and scaled by statistics of the training rows.
 
     Args:
-        inputs: columns of numbers, then columns of category numbers `[P, columns]`.
+        inputs: columns of numbers, then columns of category numbers `[P, columns]`; NaN and -1 are missing.
         labels: `[P]`.
         rows: training rows, which determine the scale.
         count: number of columns of numbers.
         scale_target: whether labels that are numbers are standardised.
+        missing: how missing values are filled, see `load`.
+        names: of the columns, for messages.
 
     >>> inputs = np.array([[1.0, 0], [3.0, 1], [5.0, 2]], np.float32)
     >>> scale_features(inputs, np.zeros(3, np.float32), np.array([0, 1]), count=1)[0].tolist()
@@ -220,8 +257,13 @@ def scale_features(
     from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
     parts: list[Any] = []
+    flags: list[np.ndarray] = []
+    if missing != "refuse":
+        inputs, flags = _fill_missing(inputs, rows, count, missing, names)
     if count:
         parts.append(StandardScaler().fit(inputs[rows, :count]).transform(inputs[:, :count]))
+    if flags:
+        parts.append(np.stack(flags, 1))
     if count < inputs.shape[1]:
         encoder = OneHotEncoder(handle_unknown="ignore", sparse_output=False)
         parts.append(encoder.fit(inputs[rows, count:]).transform(inputs[:, count:]))
@@ -229,6 +271,34 @@ def scale_features(
         labels = np.ravel(StandardScaler().fit(labels[rows, None]).transform(labels[:, None]))
     labels = labels.astype(np.float32) if labels.dtype.kind == "f" else labels
     return np.concatenate(parts, 1, dtype=np.float32), labels
+
+
+def _fill_missing(
+    inputs: np.ndarray, rows: np.ndarray, count: int, missing: Missing, names: Sequence[str]
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Returns the inputs without gaps, and the columns that say where numbers were missing; see `scale_features`.
+
+    Raises:
+        ValueError: a column has no value in a training row.
+    """
+    inputs, flags = inputs.copy(), []
+    for column in range(inputs.shape[1]):
+        number = column < count
+        gaps = np.isnan(inputs[:, column]) if number else inputs[:, column] < 0
+        if not gaps.any() or (not number and missing == "indicator"):  # -1 is a category then
+            continue
+        known = inputs[rows, column][~gaps[rows]]
+        if not len(known):
+            raise ValueError(
+                f"{names[column]} must have a value in at least one training row, got none; leave the column out of "
+                "numbers and categories."
+            )
+        values, times = np.unique(known, return_counts=True)
+        frequent = not number or missing == "most-frequent"
+        inputs[gaps, column] = values[np.argmax(times)] if frequent else known.mean()
+        if missing == "indicator" and gaps[rows].any():
+            flags.append(gaps.astype(np.float32))
+    return inputs, flags
 
 
 def _split_names(names: str) -> tuple[str, ...]:
@@ -243,6 +313,54 @@ def _parse_numbers(values: np.ndarray) -> tuple[np.ndarray, tuple[int, Any] | No
     numbers = np.asarray(pandas.to_numeric(pandas.Series(values), errors="coerce"), np.float64)
     wrong = ~np.isfinite(numbers) | pandas.isna(values)  # `to_numeric` converts a missing time to a number
     return numbers, (int(np.argmax(wrong)), values[np.argmax(wrong)]) if wrong.any() else None
+
+
+def _with_point(values: np.ndarray, decimal: str) -> np.ndarray:
+    """Returns texts in which numbers have a decimal point; a point that was there is none and becomes a comma.
+
+    >>> _with_point(np.array(["1,5", "1.234", "red"], object), ",").tolist()
+    ['1.5', '1,234', 'red']
+    """
+    if decimal == "." or values.dtype != object:
+        return values
+    exchanged = str.maketrans({decimal: ".", ".": decimal})
+    return np.array([value.translate(exchanged) if isinstance(value, str) else value for value in values], object)
+
+
+def _missing_values(values: np.ndarray, texts: Sequence[str]) -> np.ndarray:
+    """Returns where the values of a column are missing `[P]`, by texts in small letters that stand for none."""
+    import pandas
+
+    named = [isinstance(value, str) and value.strip().lower() in texts for value in values]
+    return np.array(named, bool) | pandas.isna(values)
+
+
+def _feature_numbers(path: Path, name: str, values: np.ndarray, decimal: str, *, fills: bool) -> np.ndarray:
+    """Returns a column of numbers as floats `[P]`, NaN where they are missing and may be so."""
+    gaps = _missing_values(values, MISSING_NUMBERS) if fills else np.zeros(len(values), bool)
+    if gaps.all():
+        raise ValueError(f"{path}: {name} must have a value in at least one row, got none; leave the column out.")
+    written, values = values, _with_point(values, decimal)
+    known = ~gaps
+    if fills and gaps.any():
+        parts = _number_column(path, name, values[known], written=written[known], rows=np.flatnonzero(known))
+    else:
+        parts = _number_column(path, name, values, written=written)
+    parts = _subtract_least(parts, values[known])[0]
+    _warn_lost_differences(f"{path}: {name}", parts)
+    numbers = np.full(len(values), np.nan)
+    numbers[known] = parts
+    return numbers
+
+
+def _category_codes(path: Path, name: str, values: np.ndarray, *, fills: bool) -> np.ndarray:
+    """Returns a column of categories as numbers `[P]`, -1 where they are missing and may be so."""
+    gaps = _missing_values(values, MISSING_CATEGORIES) if fills else np.zeros(len(values), bool)
+    codes = np.full(len(values), -1)
+    if not gaps.all():
+        texts = _text_column(path, name, values[~gaps], ", or set missing=most-frequent")
+        codes[~gaps] = np.unique(texts, return_inverse=True)[1]
+    return codes
 
 
 def _subtract_least(numbers: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, bool]:
@@ -325,45 +443,49 @@ def _check_class_texts(name: str, texts: np.ndarray) -> None:
         )
 
 
-def _warn_alike_texts(name: str, texts: np.ndarray, *, case: bool) -> None:
-    """Warns of texts that differ in spaces at their ends or in the form of their accents alone, or in their case.
+def _number_column(
+    path: Path,
+    name: str,
+    values: np.ndarray,
+    or_else: str = "",
+    *,
+    written: np.ndarray | None = None,
+    rows: np.ndarray | None = None,
+) -> np.ndarray:
+    """Returns a column as numbers.
 
     Args:
-        name: of the column, for the message.
-        texts: its values.
-        case: whether texts that differ in their case alone are different on purpose, such as ids.
+        path, name: of the file and the column, for the message.
+        values: numbers with a decimal point, as texts or not.
+        or_else: another remedy in the message than to name it a category.
+        written: the values as they are in the file, if they differ.
+        rows: their numbers in the file, if they are not all.
     """
-    known: dict[str, str] = {}
-    for text in np.unique(texts).tolist():
-        plain = unicodedata.normalize("NFC", text.strip())
-        if (other := known.setdefault(plain if case else plain.casefold(), text)) != text:
-            warnings.warn(
-                f"{name} has {other!r} and {text!r}, which are different names here; write one name in one way.",
-                stacklevel=2,
-            )
-            return
-
-
-def _number_column(path: Path, name: str, values: np.ndarray, or_else: str = "") -> np.ndarray:
-    """Returns a column as numbers; `or_else` is another remedy in the message than to name it a category."""
     numbers, wrong = _parse_numbers(values)
     if wrong is not None:
-        row, value = wrong
+        place, value = wrong
+        row, value = place if rows is None else int(rows[place]), value if written is None else written[place]
         is_word = isinstance(value, str | datetime.date) and value != ""
         named = f", or {or_else or f'name {name} in categories'}" if is_word else ""
         if isinstance(value, str) and re.fullmatch(NUMERIC_TEXT, value):
-            named = ", or write numbers as 1234.5"
+            comma = ", or set decimal=," if re.fullmatch(r"\s*[-+]?\d+,\d+\s*", value) else ""
+            named = f", or write numbers as 1234.5{comma}"
+        if not or_else and _missing_values(np.array([value], object), MISSING_NUMBERS)[0]:
+            named = f", or set missing=mean{named}"
         raise ValueError(
             f"{path}: {name} must be numbers, got {value!r} in row {row}; fill the value, leave the row out{named}."
         )
     if np.abs(numbers).max(initial=0) > np.finfo(np.float32).max:
-        row = int(np.argmax(np.abs(numbers)))
-        raise ValueError(f"{path}: {name} must be in the range of float32, got {values[row]} in row {row}; scale them.")
+        place = int(np.argmax(np.abs(numbers)))
+        row = place if rows is None else int(rows[place])
+        raise ValueError(
+            f"{path}: {name} must be in the range of float32, got {values[place]} in row {row}; scale them."
+        )
     return numbers
 
 
-def _text_column(path: Path, name: str, values: np.ndarray) -> np.ndarray:
-    """Returns a column as texts; raises ValueError if a value is missing or a list."""
+def _text_column(path: Path, name: str, values: np.ndarray, remedy: str = "") -> np.ndarray:
+    """Returns a column as texts; raises ValueError if a value is missing, with a further remedy, or a list."""
     import pandas
 
     if lists := [row for row, value in enumerate(values) if isinstance(value, list | dict | np.ndarray)]:
@@ -382,7 +504,7 @@ def _text_column(path: Path, name: str, values: np.ndarray) -> np.ndarray:
     if missing.any():
         raise ValueError(
             f"{path}: {name} must have a value in each row, got none in row {int(np.argmax(missing))}; fill it, or "
-            "leave the row out."
+            f"leave the row out{remedy}."
         )
     return to_texts(f"{path}: {name}", values)
 

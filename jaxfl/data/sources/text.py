@@ -1,10 +1,11 @@
-"""Texts as tokens: a common vocabulary of characters, and windows labelled with the next characters.
+"""Texts as tokens: characters in windows labelled with the next characters, or the words of texts to classify.
 
-Token 0 stands for all characters outside of the vocabulary. The vocabulary is computed from all texts, including test
-texts: it only assigns numbers to characters.
+Of characters, token 0 stands for all outside of the vocabulary, which is computed from all texts, including test texts:
+it only assigns numbers to characters. Of words, the vocabulary is fitted to the training rows alone; see `fit_words`.
 """
 
 import collections
+import re
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -81,6 +82,69 @@ def windows(tokens: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
     y = np.full(rows * length, MASKED, np.int32)
     x[:count], y[:count] = tokens[:count], tokens[1 : count + 1]
     return x.reshape(rows, length), y.reshape(rows, length)
+
+
+PAD, OTHER_WORD = 0, 1  # tokens of words: padding behind a short text, and every word outside of the vocabulary
+FIRST_WORD = 2
+# Of torchtext's tokenizer "basic_english", which most codes use: marks that are words, and marks that divide words.
+WORD_MARKS, DIVIDING_MARKS = re.compile(r"(['.,()!?])"), re.compile(r"[;:]|<br />")
+
+
+def split_words(text: str) -> list[str]:
+    """Returns the words of an English text in small letters, as torchtext's tokenizer `basic_english` does.
+
+    Apostrophes, full stops, commas, brackets, exclamation and question marks are words; quotation marks are left out.
+
+    >>> split_words("Wall St. Bears (Reuters): \\"it's over\\"!")
+    ['wall', 'st', '.', 'bears', '(', 'reuters', ')', 'it', "'", 's', 'over', '!']
+    """
+    text = DIVIDING_MARKS.sub(" ", text.lower().replace('"', ""))
+    return WORD_MARKS.sub(r" \1 ", text).split()
+
+
+def number_words(texts: Sequence[Sequence[str]], length: int) -> tuple[np.ndarray, list[str]]:
+    """Returns the first words of texts as numbers `[P, length]`, int32, and the words in the order of their numbers.
+
+    Args:
+        texts: the words of each text.
+        length: T; short texts are padded with 0.
+
+    >>> number_words([["b", "a", "b"], ["c"]], 2)[0].tolist(), number_words([["b", "a"]], 2)[1]
+    ([[2, 1], [3, 0]], ['a', 'b'])
+    """
+    cut = [text[:length] for text in texts]
+    words = sorted({word for text in cut for word in text})
+    number = {word: place for place, word in enumerate(words, 1)}
+    numbers = np.zeros((len(texts), length), np.int32)
+    for row, text in enumerate(cut):
+        numbers[row, : len(text)] = [number[word] for word in text]
+    return numbers, words
+
+
+def fit_words(
+    inputs: np.ndarray, labels: np.ndarray, rows: np.ndarray, *, tokens: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the words of texts as tokens `[P, T]` of a vocabulary fitted to the training rows, and the labels.
+
+    The most frequent words of the training rows are tokens from 2 on, in the order of their frequency and of the
+    alphabet; all others are token 1. Token 0 is padding.
+
+    Args:
+        inputs: numbers of words `[P, T]`, in the order of the alphabet from 1; 0 is padding.
+        labels: `[P]`.
+        rows: training rows, which determine the vocabulary.
+        tokens: largest number of tokens, including the two.
+
+    >>> fit_words(np.array([[3, 3], [1, 0], [2, 1]]), np.zeros(3), np.array([0, 1]), tokens=4)[0].tolist()
+    [[2, 2], [3, 0], [1, 3]]
+    """
+    counts = np.bincount(inputs[rows].ravel(), minlength=int(inputs.max(initial=0)) + 1)
+    counts[0] = 0
+    order = np.argsort(-counts, kind="stable")[: tokens - FIRST_WORD]
+    order = order[counts[order] > 0]
+    table = np.full(len(counts), OTHER_WORD, np.int32)
+    table[0], table[order] = PAD, FIRST_WORD + np.arange(len(order))
+    return table[inputs], labels
 
 
 def _code_points(text: str) -> np.ndarray:
