@@ -66,6 +66,12 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
         "shifted": {"num_clients": 20, "rows_per_client": 8000},  # StoCFL
     },
     "cifar100": USUAL | {"rotated": {"num_clients": 200, "rows_per_client": 500}, "dominant": {"num_clients": 20}},
+    "cinic10": USUAL
+    | {
+        "rotated": {"num_clients": 200, "rows_per_client": 500, "angles": (0, 180)},
+        "shifted": {"num_clients": 20, "rows_per_client": 9600},
+    },
+    "tiny-imagenet": USUAL | {"rotated": {"num_clients": 200, "rows_per_client": 500}, "dominant": {"num_clients": 20}},
     # Their rarest class has too few rows for 1,000 rows of each client.
     "emnist-balanced": USUAL | {"dominant": {"num_clients": 20}},
     "unipen": USUAL | {"dominant": {"num_clients": 20}},
@@ -235,12 +241,13 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
         seed: seed of every random choice of the skew; equal seeds give equal federations on every machine.
         **settings: options of the skew, the shifts and the source, see `options(name)`. For `hybrid`, `other` is the
             second domain, a source or `"negative"`. `held_out` is the share of clients, 0 to 1, that are held out of
-            training and served as newcomers. `validation` is the share of each client's training rows that become
-            validation rows, see `jaxfl.data.divide.set_apart`. `stragglers` is the share of a round's clients that are
-            late. `attack` (`"label-flip"`, `"sign-flip"`, ...) is the attack of `attackers`, a share of the clients or
-            some of them, at `attack_scale`; see `jaxfl.data.conditions`. `drift` (`"swap"`, `"rotate"` or
-            `"new-group"`) is the change of `drift_share` of the clients after `drift_round` rounds, when a share
-            `arrive` of the clients arrives and a share `leave` leaves; see `jaxfl.data.drift`.
+            training and served as newcomers. `test="central"` is one test set for all clients, the official one, or
+            else the test rows of all, see `jaxfl.data.divide.central_test`. `validation` is the share of each client's
+            training rows that become validation rows, see `jaxfl.data.divide.set_apart`. `stragglers` is the share of a
+            round's clients that are late. `attack` (`"label-flip"`, `"sign-flip"`, ...) is the attack of `attackers`, a
+            share of the clients or some of them, at `attack_scale`; see `jaxfl.data.conditions`. `drift` (`"swap"`,
+            `"rotate"` or `"new-group"`) is the change of `drift_share` of the clients after `drift_round` rounds, when
+            a share `arrive` of the clients arrives and a share `leave` leaves; see `jaxfl.data.drift`.
 
     Raises:
         ValueError: an unknown name or option, or an invalid value.
@@ -269,6 +276,13 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
         source = sources.load(row.source, data_dir, **options_for("source"))
         if row.skew == "hybrid":
             source = _with_domains(source, chosen["other"], known["other"].default, data_dir)
+        if chosen["test"] is not None and source.test_labels is not None:
+            if settings.get("test_share") is not None:
+                raise ValueError(
+                    f"test_share must be left out with test=central, because {source.name} has a test set, got "
+                    f"{settings['test_share']}."
+                )
+            source = dataclasses.replace(source, central=True)
         data = SKEWS[row.skew][0](source, seed=seed, **options_for("skew"))
         if sources.entry(row.source).user_files is not None:
             leaks.warn_repeated_rows(data)
@@ -276,13 +290,19 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
                 conventions.warn_single_label(source.labels)
             if "test_share" not in settings:
                 _warn_unused_test_rows(source, data, name)
-        kept = row.skew == "writers" and chosen.get("by") == "client" and source.test_clients is not None
+        kept = (
+            row.skew == "writers"
+            and not source.central
+            and chosen.get("by") == "client"
+            and source.test_clients is not None
+        )
         if kept and settings.get("test_share") == natural.SHARE:
             warnings.warn(
                 f"{name} keeps the official test rows of {source.name}'s makers, got test_share={natural.SHARE}, the "
                 "default; another share, such as 0.25, divides them like all others.",
                 stacklevel=3,
             )
+    data = data if chosen["test"] is None else divide.central_test(data)
     for shifted in reversed(row.shifts):
         data = SHIFTS[shifted](data, seed=seed, **options_for(shifted))
     data = conditions.hold_out(data, share, seed) if share else data
@@ -330,6 +350,22 @@ def user_files(name: str, data_dir: str | Path | None = None, other: str | None 
     entries = [saved.ENTRY] if name == SAVED.name else [sources.entry(source) for source in names]
     places = [(entry.user_files, entry.find(data_dir)) for entry in entries if entry.user_files and entry.find]
     return sorted({file for list_files, place in places if place is not None for file in list_files(place)})
+
+
+def user_checksum(name: str, data_dir: str | Path | None = None, other: str | None = None) -> str | None:
+    """Returns a checksum of the user's files, see `user_files`; None without such files.
+
+    It has no paths but those below the folder of a source whose labels are in them.
+    """
+    files = user_files(name, data_dir, other)
+    if not files:
+        return None
+    places = []
+    for source in [dataset(name).source, *([other] if other in sources.names() else [])]:
+        entry = saved.ENTRY if name == SAVED.name else sources.entry(source)
+        if entry.labels_in_paths and entry.find is not None and (place := entry.find(data_dir)) is not None:
+            places.append([file.relative_to(place).parts for file in files if file.is_relative_to(place)])
+    return crc(json.dumps([checksum(files), places]).encode()) if places else checksum(files)
 
 
 def available(data_dir: str | Path | None = None) -> dict[str, str | None]:

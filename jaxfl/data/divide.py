@@ -1,7 +1,8 @@
-"""Divisions of each client's training rows into two parts.
+"""Divisions of each client's training rows into two parts, and one test set for all clients.
 
-`set_apart` returns a federation with validation rows, before a run. `divide_rows` divides rows within a run, for
-methods that hold rows back or compare two parts; the federation is unchanged.
+`set_apart` returns a federation with validation rows, and `central_test` one whose clients share all test rows, before
+a run. `divide_rows` divides rows within a run, for methods that hold rows back or compare two parts; the federation is
+unchanged.
 """
 
 from dataclasses import replace
@@ -74,6 +75,40 @@ def set_apart(data: FederatedData, share: float, *, seed: int = 0) -> FederatedD
 
     train = replace(packed(~taken[rows]), flipped=data.train.flipped, triggered=data.train.triggered)
     return replace(data, train=train, validation=packed(chosen))
+
+
+def central_test(data: FederatedData) -> FederatedData:
+    """Returns the federation with one test set for all clients: the test rows of all of them, each once.
+
+    A client sees them as its other rows: rotated, or with its own numbering of the classes.
+
+    Args:
+        data: federation without a drift, no client of which trains on a test row.
+
+    Raises:
+        ValueError: there are no test rows, one of them is a training row, or the data drift.
+
+    >>> from jaxfl.data import synthetic
+    >>> data = central_test(synthetic.clustered_linear(4, rows=10))
+    >>> data.test.size.tolist(), data.test.start.tolist(), len(data.test.rows)
+    ([40, 40, 40, 40], [0, 0, 0, 0], 40)
+    """
+    check_no_drift("test=central", data)
+    ranges = np.unique(np.stack([np.asarray(data.test.start), np.asarray(data.test.size)], 1), axis=0)
+    parts = [np.asarray(data.test.rows)[start : start + size] for start, size in ranges.tolist()]
+    rows = np.unique(np.concatenate(parts))
+    if not len(rows):
+        raise ValueError(f"test must be left out, because {data.name} has no test rows, got central.")
+    trained = np.zeros(len(data.labels), bool)
+    for split in (data.train, *([] if data.validation is None else [data.validation])):
+        trained[np.asarray(split.rows)] = True
+    if trained[rows].any():
+        raise ValueError(
+            f"test must be left out, because row {rows[np.argmax(trained[rows])]} of {data.name} is a test row of one "
+            "client and a training row of another, got central; give each row to one of them."
+        )
+    test = Split.shared([rows], np.zeros(data.num_clients, np.int32))
+    return replace(data, test=replace(test, flipped=data.test.flipped, triggered=data.test.triggered))
 
 
 def on_validation(data: FederatedData) -> FederatedData:

@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxfl.data import partition
 from jaxfl.data.casts import join
-from jaxfl.data.clients import FederatedData
+from jaxfl.data.clients import FederatedData, Split
 from jaxfl.data.packing import pack
 from jaxfl.data.sources import Source
 from jaxfl.random import host_rng
@@ -50,26 +50,33 @@ def writers(
         UserWarning: makers are left out because of `min_rows`, held out because they have no training rows, or not
             tested because they have no test rows, while others are.
     """
-    official_test = by == "client" and source.test_clients is not None
+    official_test = by == "client" and source.test_clients is not None and not source.central
     clients = _row_makers(source, by)
-    if source.test_clients is not None and official_test:
+    central = None
+    if source.central and source.test_labels is not None:
+        inputs, labels, central = source.pool
+    elif source.test_clients is not None and official_test:
         inputs, labels, _ = source.pool
         clients = join(f"client of {source.name}", [clients, source.test_clients])
     else:
         inputs, labels = source.inputs, source.labels
     if official_test and test_share == SHARE:
         test_share = None
-    if test_share is None and not official_test:
+    if test_share is None and not official_test and central is None:
         raise ValueError(
             f"test_share must be a number, because {source.name} has no test rows by {by}, got None; 0.2 is usual."
         )
     parts, _ = partition.natural(clients)
     all_rows = _choose_makers(source.name, parts, num_clients, min_rows, seed)
     parts = partition.at_most(all_rows, max_rows, min_rows, host_rng(seed, "writers", "rows"))
-    if test_share is None:
+    if test_share is None and central is None:
         parts = _ensure_training_row(parts, all_rows, len(source.inputs))
     group, held_out = _client_groups(source, parts) if by == "client" else None, None
-    if test_share is None:
+    train: partition.Parts
+    test: partition.Parts | Split
+    if central is not None:
+        train, test = parts, Split.shared([central], np.zeros(len(parts), np.int32))
+    elif test_share is None:
         count = len(source.inputs)
         train, test = [part[part < count] for part in parts], [part[part >= count] for part in parts]
         unseen = np.array([not len(part) for part in train])
@@ -151,8 +158,8 @@ def _row_makers(source: Source, by: str) -> np.ndarray:
         )
     raise ValueError(
         f"{source.name} has no {what} of its examples; mnist needs qmnist-train-labels-idx2-int.gz beside its files "
-        "(https://github.com/facebookresearch/qmnist), your own file needs a column client (or group); or use another "
-        "skew, such as dirichlet."
+        "(https://github.com/facebookresearch/qmnist), your own file needs a column client (or group), a folder of "
+        "images a folder for each client (CLIENT/CLASS/*.png); or use another skew, such as dirichlet."
     )
 
 

@@ -257,6 +257,8 @@ def _split_and_pack(
         group, group_names: the true groups, if known.
         tests: masks `[Q]` of each group's rows of the official test set; None is all rows for all groups.
     """
+    if source.central:
+        test_share, tests = None, None
     if test_share is None and source.test_labels is not None:
         inputs, labels, official = source.pool
         assert official is not None

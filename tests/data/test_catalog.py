@@ -108,7 +108,7 @@ def test_options_are_those_of_the_skew_and_the_source(name):
     words = [word for function in functions for word in inspect.signature(function).parameters.values()]
     names = [word.name for word in words if word.kind is word.KEYWORD_ONLY and word.name != "seed"]
     assert len(set(names)) == len(names)  # an option means one thing
-    own = {"held_out", "validation", "stragglers", "attack", "attackers", "attack_scale", "attack_target"}
+    own = {"held_out", "test", "validation", "stragglers", "attack", "attackers", "attack_scale", "attack_target"}
     own |= {"drift", "drift_round", "drift_share", "arrive", "leave"}
     assert set(data.options(name)) == {*names, *own, *(["other"] if row.skew == "hybrid" else [])}
     assert inspect.Parameter.empty not in data.options(name).values()  # nothing that a user must say

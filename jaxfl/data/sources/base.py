@@ -40,6 +40,7 @@ class Source:
         mean, std: normalisation in units of `inputs`, a number or one per channel; None is none, for floats.
         fit: `(inputs, labels, training rows) -> (inputs, labels)`, called after the partition, for scaling that
             must not depend on test rows; None is no scaling.
+        central: whether all clients are tested on the official test set, whatever the skew; see `jaxfl.data.divide`.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Source:
     mean: float | np.ndarray | None = None
     std: float | np.ndarray | None = None
     fit: Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None
+    central: bool = False
 
     @functools.cached_property
     def pool(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
