@@ -21,7 +21,7 @@ from jaxfl.data.drift import apply_conditions
 from jaxfl.data.sources import domains, saved
 from jaxfl.files import checksum, crc, user_path
 from jaxfl.random import check_seed
-from jaxfl.schema import Option, check_name, check_type, checked, did_you_mean, function_options, quoted
+from jaxfl.schema import Option, check_literal, check_name, check_type, checked, did_you_mean, function_options, quoted
 
 SKEWS: dict[str, tuple[Callable[..., FederatedData], str]] = {
     "rotated": (shift.rotated, "each group of clients has images rotated by its own angle"),
@@ -29,6 +29,8 @@ SKEWS: dict[str, tuple[Callable[..., FederatedData], str]] = {
     "hybrid": (skews.hybrid, "each group of clients has images of one domain: another source, or the negative"),
     "pathological": (skews.pathological, "each group of clients has only its own classes"),
     "dominant": (skews.dominant, "each group of clients has one dominant class"),
+    "missing": (skews.missing, "each group of clients lacks some classes"),
+    "downsampled": (skews.downsampled, "each group of clients has few rows but of some classes"),
     "dirichlet": (skews.dirichlet, "the shares of each class among the clients are Dirichlet distributed"),
     "shards": (skews.shards, "each client has a few shards of the rows sorted by class"),
     "quantity": (skews.quantity, "clients differ only in their number of rows, log-normal or a power law"),
@@ -45,6 +47,8 @@ USUAL: dict[str, dict[str, Any]] = {
     "hybrid": {"num_clients": 200},  # StoCFL
     "pathological": {"num_clients": 400},  # StoCFL: 100 clients per group
     "dominant": {"num_clients": 20, "rows_per_client": 1000},  # LayerCFL
+    "missing": {"num_clients": 50},
+    "downsampled": {"num_clients": 48},
     "dirichlet": {"num_clients": 100},
     "shards": {"num_clients": 100},  # FedAvg
     "quantity": {"num_clients": 100},
@@ -59,6 +63,7 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
         "rotated": {"num_clients": 40, "rows_per_client": 80},
         "shifted": {"num_clients": 40, "rows_per_client": 80},
         "dominant": {"num_clients": 12},
+        "downsampled": {"num_clients": 12},
     },
     "cifar10": USUAL
     | {
@@ -81,6 +86,7 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     "table": SMALL,
     "folder": SMALL,
 }
+PoolChoice = Literal["train", "all"]
 # The other domain of `hybrid`, a source or "negative".
 OTHERS = {"mnist": "fashion-mnist", "fashion-mnist": "mnist"}  # StoCFL
 
@@ -208,6 +214,9 @@ def known_options(name: str) -> dict[str, Option]:
     if row.skew == "hybrid":
         line = 'the second domain: a source, or "negative"'
         merged["other"] = Option("other", OTHERS.get(row.source, "negative"), str, line, "catalog")
+    if row is not SAVED:
+        line = "examples that the skew divides: the training set, or the official test set with it"
+        merged["pool"] = Option("pool", "train", PoolChoice, line, "catalog")
     line = "share of the clients that are held out of training and served as newcomers, 0 or more and below 1"
     merged["held_out"] = Option("held_out", 0.0, float, line, "catalog")
     line = (
@@ -224,8 +233,8 @@ def options(name: str) -> dict[str, Any]:
     >>> options("rotated-digits")
     {'num_clients': 40, 'rows_per_client': 80, 'angles': (0, 90, 180, 270), 'test_share': None, 'stragglers': 0.0,
      'attack': None, 'attackers': None, 'attack_scale': 1.0, 'attack_target': 0, 'drift': None,
-     'drift_round': None, 'drift_share': None, 'arrive': None, 'leave': None, 'held_out': 0.0, 'test': None,
-     'validation': 0.0}
+     'drift_round': None, 'drift_share': None, 'arrive': None, 'leave': None, 'pool': 'train', 'held_out': 0.0,
+     'test': None, 'validation': 0.0}
     """
     return {option: known.default for option, known in known_options(name).items()}
 
@@ -240,14 +249,16 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
             the folder itself); None is `$JAXFL_DATA` or `~/.cache/jaxfl`.
         seed: seed of every random choice of the skew; equal seeds give equal federations on every machine.
         **settings: options of the skew, the shifts and the source, see `options(name)`. For `hybrid`, `other` is the
-            second domain, a source or `"negative"`. `held_out` is the share of clients, 0 to 1, that are held out of
-            training and served as newcomers. `test="central"` is one test set for all clients, the official one, or
-            else the test rows of all, see `jaxfl.data.divide.central_test`. `validation` is the share of each client's
-            training rows that become validation rows, see `jaxfl.data.divide.set_apart`. `stragglers` is the share of a
-            round's clients that are late. `attack` (`"label-flip"`, `"sign-flip"`, ...) is the attack of `attackers`, a
-            share of the clients or some of them, at `attack_scale`; see `jaxfl.data.conditions`. `drift` (`"swap"`,
-            `"rotate"` or `"new-group"`) is the change of `drift_share` of the clients after `drift_round` rounds, when
-            a share `arrive` of the clients arrives and a share `leave` leaves; see `jaxfl.data.drift`.
+            second domain, a source or `"negative"`. `pool="all"` divides the official test set together with the
+            training set (PFLlib, FedEM): test rows are then a share of the rows, as for a source without a test set.
+            `held_out` is the share of clients, 0 to 1, that are held out of training and served as newcomers.
+            `test="central"` is one test set for all clients, the official one, or else the test rows of all, see
+            `jaxfl.data.divide.central_test`. `validation` is the share of each client's training rows that become
+            validation rows, see `jaxfl.data.divide.set_apart`. `stragglers` is the share of a round's clients that are
+            late. `attack` (`"label-flip"`, `"sign-flip"`, ...) is the attack of `attackers`, a share of the clients or
+            some of them, at `attack_scale`; see `jaxfl.data.conditions`. `drift` (`"swap"`, `"rotate"` or
+            `"new-group"`) is the change of `drift_share` of the clients after `drift_round` rounds, when a share
+            `arrive` of the clients arrives and a share `leave` leaves; see `jaxfl.data.drift`.
 
     Raises:
         ValueError: an unknown name or option, or an invalid value.
@@ -262,6 +273,8 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
     for option, value in settings.items():
         check_name(f"option of {name}", option, known)
         check_type(option, value, known[option].hint)
+        if option == "pool":
+            check_literal(option, value, PoolChoice)
     chosen = {name: settings.get(name, option.default) for name, option in known.items()}
 
     def options_for(owner: str) -> dict[str, Any]:
@@ -274,8 +287,9 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
         data = stored.load(data_dir)
     else:
         source = sources.load(row.source, data_dir, **options_for("source"))
+        source = _choose_pool(source, chosen["pool"], row.skew)
         if row.skew == "hybrid":
-            source = _with_domains(source, chosen["other"], known["other"].default, data_dir)
+            source = _with_domains(source, chosen["other"], known["other"].default, data_dir, chosen["pool"])
         if chosen["test"] is not None and source.test_labels is not None:
             if settings.get("test_share") is not None:
                 raise ValueError(
@@ -321,21 +335,41 @@ def _warn_unused_test_rows(source: sources.Source, data: FederatedData, name: st
         )
 
 
-def _with_domains(source: sources.Source, other: str, usual: str, data_dir: str | Path | None) -> sources.Source:
+def _choose_pool(source: sources.Source, pool: str, skew: str) -> sources.Source:
+    """Returns the source whose training examples a skew divides, with its official test set among them if chosen.
+
+    Raises:
+        ValueError: there is no test set, or the skew needs makers or domains that are unknown of its examples.
+    """
+    if pool == "train":
+        return source
+    needs = {"writers": ("makers", source.clients, source.test_clients)}
+    needs |= {"hybrid": ("domains", source.domains, source.test_domains)}
+    what, known, tests = needs.get(skew, ("", None, None))
+    if known is not None and tests is None and source.test_labels is not None:
+        raise ValueError(
+            f"pool must be train for {skew}-{source.name}, got all: the {what} of its test rows are unknown."
+        )
+    return source.with_test_examples()
+
+
+def _with_domains(
+    source: sources.Source, other: str, usual: str, data_dir: str | Path | None, pool: str
+) -> sources.Source:
     """Returns a source of several domains: itself if its file has domains (npz), or combined with a second source."""
     if source.domains is None:
-        return domains.combined(source, _second_domain(source, other, data_dir))
+        return domains.combined(source, _second_domain(source, other, data_dir, pool))
     if other != usual:
         raise ValueError(f"other must be left out, because {source.name} has its own domains, got {other!r}.")
     return source
 
 
-def _second_domain(source: sources.Source, other: str, data_dir: str | Path | None) -> sources.Source:
+def _second_domain(source: sources.Source, other: str, data_dir: str | Path | None, pool: str) -> sources.Source:
     """Returns the source of the second domain."""
     if other == "negative":
         return domains.negative(source)
     check_name("source for other", other, ["negative", *sources.names()])
-    return sources.load(other, data_dir)
+    return _choose_pool(sources.load(other, data_dir), pool, "hybrid")
 
 
 def user_files(name: str, data_dir: str | Path | None = None, other: str | None = None) -> list[Path]:

@@ -217,7 +217,7 @@ def test_the_kind_of_labels_is_their_type_and_shape(labels, inputs, kind, count,
             needs(fed)
     with pytest.raises(ValueError, match=mentions("label_counts", fed.labels.dtype, "data.train.size")):
         describe.label_counts(fed)
-    for skew in ("dirichlet", "shards", "pathological", "dominant"):
+    for skew in ("dirichlet", "shards", "pathological", "dominant", "missing", "downsampled"):
         more = {"alpha": 1.0} if skew == "dirichlet" else {"beta": 0.5} if skew == "dominant" else {}
         with pytest.raises(ValueError, match=mentions(skew, fed.labels.dtype)):
             getattr(data.partition, skew)(fed.labels, 2, **more)

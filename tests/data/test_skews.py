@@ -50,6 +50,8 @@ def test_no_row_is_two_clients_and_no_test_row_is_trained_on(skew, members, seed
     options = {"num_clients": 4 * members, "seed": seed}
     if skew == "pathological":
         options["label_groups"] = ((0,), (1,), (2,), (3,))
+    if skew == "missing":
+        options["without"] = "0,1,2,3"
     fed = BUILDERS[skew](source(), **options, test_share=0.25)
     if shift is not None:
         fed = catalog.SHIFTS[shift](fed, seed=seed)

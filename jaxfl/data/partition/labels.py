@@ -1,78 +1,39 @@
 """Partitions by class, after which the clients have different labels."""
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxfl.data.labels import check_classes
+from jaxfl.data.partition.dirichlet import UNITS, cut_by_shares, integer_shares
 from jaxfl.data.partition.parts import (
     Parts,
-    as_array,
     check_count,
-    check_min_rows,
+    check_known_classes,
     check_real,
+    class_labels,
     group_members,
     number_lists,
     split_equally,
 )
 from jaxfl.random import host_rng
 
+RESERVE = 0.1  # of a class's rows, that is divided evenly among the groups that have the class (CLoVE)
+RESERVE_STEP = 0.05  # by which it grows where a group has too few rows
+LEAST_ROWS = 40  # of a client's rows by PFLlib's rule, of which each class has its part
 
-def dirichlet(labels: ArrayLike, num_clients: int, *, alpha: float, min_rows: int = 1, seed: int = 0) -> Parts:
-    """Returns each client's share of each class, drawn from Dirichlet(alpha); every row belongs to one client.
-
-    Shares are drawn once; then clients with fewer than `min_rows` rows take random rows from the largest client. This
-    always ends, whereas repeated draws until all are large enough do not end for a small alpha.
-
-    Args:
-        labels: classes `[P]`, an array or a list.
-        num_clients: N.
-        alpha: concentration; a large one is iid, a small one gives each class to few clients.
-        min_rows: least rows of a client.
-        seed: seed of all draws.
-
-    References:
-        Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data Distribution", 2019; by class as in Yurochkin
-        et al., "Bayesian Nonparametric Federated Learning of Neural Networks", 2019.
-
-    >>> sorted(np.concatenate(dirichlet(np.array([0, 0, 1, 1, 1]), 3, alpha=0.1)).tolist())
-    [0, 1, 2, 3, 4]
-    """
-    labels = _class_labels("dirichlet", labels)
-    check_count("num_clients", num_clients)
-    check_real("alpha", alpha)
-    if not (math.isfinite(alpha) and alpha > 0):
-        raise ValueError(f"alpha must be positive and finite, got {alpha}; 0.1 is strongly skewed, 100 is nearly iid.")
-    check_min_rows(len(labels), num_clients, min_rows)
-    rng = host_rng(seed, "partition", "dirichlet")
-    owners = [np.zeros(0, np.int64)] * num_clients
-    for label in np.unique(labels):
-        rows = rng.permutation(np.flatnonzero(labels == label))
-        shares = rng.dirichlet(np.full(num_clients, alpha))
-        if not np.isfinite(shares).all():  # every gamma variate underflowed: in the limit, one client takes all
-            shares = (np.arange(num_clients) == rng.integers(num_clients)).astype(float)
-        cuts = np.floor(np.cumsum(shares)[:-1] * len(rows) + 0.5).astype(int)
-        owners = [np.concatenate([rows, more]) for rows, more in zip(owners, np.split(rows, cuts), strict=True)]
-    parts = [rng.permutation(rows) for rows in owners]
-    sizes = np.array([len(part) for part in parts])
-    for client in np.flatnonzero(sizes < min_rows):
-        while sizes[client] < min_rows:
-            # The largest has more than min_rows, because otherwise there would be less than N * min_rows in total.
-            donor = int(sizes.argmax())
-            count = int(min(min_rows - sizes[client], sizes[donor] - min_rows))
-            parts[client] = np.concatenate([parts[client], parts[donor][:count]])
-            parts[donor] = parts[donor][count:]
-            sizes[client], sizes[donor] = sizes[client] + count, sizes[donor] - count
-    return parts
+Groups = Sequence[Sequence[int]]
 
 
 def pathological(
     labels: ArrayLike,
     num_clients: int,
     *,
-    label_groups: Sequence[Sequence[int]] | None = None,
+    label_groups: Groups | None = None,
+    client_classes: int | None = None,
+    overlap: float | None = None,
+    reserve: float = RESERVE,
+    uneven: bool = False,
     rows_per_client: int | None = None,
     seed: int = 0,
 ) -> tuple[Parts, np.ndarray]:
@@ -81,42 +42,254 @@ def pathological(
     Args:
         labels: classes `[P]`, an array or a list.
         num_clients: N, a multiple of the number of groups.
-        label_groups: classes of each group; no class twice, and classes of no group are left out. None is
-            `default_groups`: those of the paper for ten classes.
+        label_groups: classes of each group; classes of no group are left out, and a class may be in several groups with
+            `overlap`. None is `default_groups`: those of the paper for ten classes.
+        client_classes: number of classes of a client, by PFLlib's rule, see `neighbour_groups`; instead of
+            `label_groups`, and for any N.
+        overlap: concentration of the Dirichlet distribution by which the rows of a class go to its groups (CLoVE: 0.5).
+        reserve: share of these rows that is divided evenly first. It grows by 0.05 until each group has enough rows.
+        uneven: whether the clients have different numbers of rows of a class, by PFLlib's rule, see `uneven_sizes`.
         rows_per_client: rows of each client; None divides all rows of the groups' classes.
+        seed: seed of all draws.
+
+    Returns:
+        One index array per client, and the group of each client `[N]`.
+
+    Raises:
+        ValueError: a group has no class, a class is in two groups without `overlap`, or not in the data, N is not a
+            multiple of the number of groups, there are too few rows, or options exclude each other.
+
+    References:
+        Zeng et al., "Stochastic Clustered Federated Learning", 2023. Zhang et al., "PFLlib: A Beginner-Friendly and
+        Comprehensive Personalized Federated Learning Library", JMLR 2025.
+
+    >>> parts, group = pathological(np.array([0, 1, 0, 1]), 2, label_groups=((0,), (1,)))
+    >>> sorted(parts[1].tolist()), group.tolist()
+    ([1, 3], [0, 1])
+    """
+    labels = class_labels("pathological", labels)
+    _check_reserve(overlap, reserve)
+    check_count("num_clients", num_clients)
+    if (uneven or client_classes is not None) and rows_per_client is not None:
+        other = "uneven=true" if client_classes is None else f"client_classes={client_classes}"
+        raise ValueError(
+            f"rows_per_client must be left out with {other}, which divides all rows, got {rows_per_client}."
+        )
+    least = min(LEAST_ROWS, len(labels) // num_clients // 2) // max(len(np.unique(labels)), 1) if uneven else None
+    if client_classes is not None:
+        for name, value in {"label_groups": label_groups, "overlap": overlap}.items():
+            if value is not None:
+                raise ValueError(
+                    f"{name} must be left out with client_classes={client_classes}, which says the groups, got {value}."
+                )
+        groups, group = neighbour_groups(np.unique(labels), num_clients, client_classes)
+        return _divide_classes(labels, [groups[number] for number in group], least, seed), group
+    if label_groups is None:
+        label_groups = default_groups(int(labels.max(initial=0)) + 1)
+    groups = [tuple(group.tolist()) for group in number_lists("label_groups", label_groups, "group")]
+    if not all(groups) or not groups:
+        raise ValueError(f"label_groups must have a class for every group, got {tuple(groups)}; remove empty groups.")
+    group_members(num_clients, len(groups))
+    classes = [label for group in groups for label in group]
+    if len(set(classes)) < len(classes) and (overlap is None or any(len(set(own)) < len(own) for own in groups)):
+        raise ValueError(
+            f"label_groups must have every class at most once, got {tuple(groups)}; overlap=0.5 divides the rows of a "
+            "class among several groups."
+        )
+    if len(set(classes)) == len(classes) and overlap is not None:
+        raise ValueError(f"overlap must be left out where no class is in two groups, got {overlap}.")
+    check_known_classes("label_groups", groups, np.unique(labels))
+    return _divide_groups("pathological", labels, num_clients, groups, overlap, reserve, least, rows_per_client, seed)
+
+
+def neighbour_groups(
+    classes: np.ndarray, num_clients: int, client_classes: int
+) -> tuple[tuple[tuple[int, ...], ...], np.ndarray]:
+    """Returns the sets of classes that clients have by PFLlib's rule, and each client's set `[N]`.
+
+    Class by class in order, the first ceil(N / L * client_classes) clients that still lack classes get the class. So
+    neighbours have the same classes, and each set is a planted group. The clients of the last sets may have fewer
+    classes, and the last classes may have no client.
+
+    Args:
+        classes: classes of the data `[L]`, sorted.
+        num_clients: N.
+        client_classes: number of classes of a client.
+
+    >>> groups, group = neighbour_groups(np.arange(10), 20, 2)
+    >>> groups[:2], np.bincount(group).tolist()
+    (((0, 1), (2, 3)), [4, 4, 4, 4, 4])
+    """
+    check_count("num_clients", num_clients)
+    check_count("client_classes", client_classes)
+    if client_classes > len(classes):
+        raise ValueError(
+            f"client_classes must be at most the number of classes ({len(classes)}), got {client_classes}; lower it."
+        )
+    owned: list[list[int]] = [[] for _ in range(num_clients)]
+    most = -(-num_clients * client_classes // len(classes))
+    for label in classes.tolist():
+        for client in [client for client in range(num_clients) if len(owned[client]) < client_classes][:most]:
+            owned[client].append(label)
+    sets = list(dict.fromkeys(map(tuple, owned)))
+    return tuple(sets), np.array([sets.index(tuple(own)) for own in owned], np.int32)
+
+
+def uneven_sizes(num_rows: int, num_clients: int, least: int, rng: np.random.Generator) -> np.ndarray:
+    """Returns the numbers of rows of a class that its clients have by PFLlib's rule `[N]`.
+
+    With n = rows / N, they are whole numbers from max(n / 10, least) to n, the upper end excluded; the last client has
+    the rest.
+
+    Args:
+        num_rows: rows of the class.
+        num_clients: N, clients that have the class.
+        least: least rows of a client.
+        rng: generator of the sizes.
+
+    >>> int(uneven_sizes(100, 4, 4, np.random.default_rng(0)).sum())
+    100
+    """
+    high = num_rows // num_clients
+    low = min(max(num_rows // (10 * num_clients), least), max(high - 1, 0))
+    sizes = rng.integers(low, max(high, 1), size=num_clients - 1)
+    return np.append(sizes, num_rows - sizes.sum())
+
+
+def missing(
+    labels: ArrayLike,
+    num_clients: int,
+    *,
+    without: Groups | None = None,
+    overlap: float | None = None,
+    reserve: float = RESERVE,
+    rows_per_client: int | None = None,
+    seed: int = 0,
+) -> tuple[Parts, np.ndarray]:
+    """Returns a partition in which each group of clients lacks some classes (CLoVE's label skew 3).
+
+    Args:
+        labels: classes `[P]`, an array or a list.
+        num_clients: N, a multiple of the number of groups.
+        without: classes that each group lacks, which may be none; None is `default_without`.
+        overlap: concentration of the Dirichlet distribution by which the rows of a class go to the groups that have it
+            (CLoVE: 0.5); None divides them evenly.
+        reserve: with `overlap`, share of these rows that is divided evenly first. It grows by 0.05 until each group has
+            enough rows.
+        rows_per_client: rows of each client; None divides all rows.
+        seed: seed of all draws.
+
+    Returns:
+        One index array per client, and the group of each client `[N]`.
+
+    Raises:
+        ValueError: two groups lack the same classes, a group lacks all of them, a class is not in the data, N is not a
+            multiple of the number of groups, or there are too few rows.
+
+    >>> labels = np.repeat([0, 1, 2], 6)
+    >>> parts, _ = missing(labels, 2, without=((0,), ()))
+    >>> [np.bincount(labels[part], minlength=3).tolist() for part in parts]
+    [[0, 3, 3], [6, 3, 3]]
+    """
+    labels = class_labels("missing", labels)
+    _check_reserve(overlap, reserve)
+    classes = np.unique(labels)
+    without = default_without(labels) if without is None else without
+    lacked = [tuple(group.tolist()) for group in number_lists("without", without, "group")]
+    check_known_classes("without", lacked, classes)
+    groups = [tuple(np.setdiff1d(classes, group).tolist()) for group in lacked]
+    if len(set(groups)) < len(groups) or not all(groups):
+        raise ValueError(
+            f"without must have other classes for each group, and not all of them, got {tuple(lacked)}; correct it."
+        )
+    group_members(num_clients, len(groups))
+    reserve = 1.0 if overlap is None else reserve
+    return _divide_groups("missing", labels, num_clients, groups, overlap, reserve, None, rows_per_client, seed)
+
+
+def default_without(labels: np.ndarray) -> tuple[tuple[int, ...], ...]:
+    """Returns the classes that CLoVE's groups lack: the last one, the first three, none; fewer for few classes.
+
+    >>> default_without(np.arange(10)), default_without(np.arange(2))
+    (((9,), (0,), (1,), (2,), ()), ((1,), (0,)))
+    """
+    classes = np.unique(labels).tolist()
+    alone = [(label,) for label in dict.fromkeys([*classes[-1:], *classes[:3]])]
+    return tuple(alone) if len(classes) == 2 else (*alone, ())
+
+
+def downsampled(
+    labels: ArrayLike,
+    num_clients: int,
+    *,
+    kept: Groups | None = None,
+    kept_share: float = 0.1,
+    rows_per_class: int | None = None,
+    seed: int = 0,
+) -> tuple[Parts, np.ndarray]:
+    """Returns a partition in which each group has all rows of some classes, and a share of the rows of all others.
+
+    This is the label skew of "Comparative Evaluation of Clustered Federated Learning Methods", 2024. Every client gets
+    equally many rows of each class; then those of classes that its group does not keep are cut.
+
+    Args:
+        labels: classes `[P]`, an array or a list.
+        num_clients: N, a multiple of the number of groups.
+        kept: classes that each group keeps; None is `default_kept`.
+        kept_share: share of the rows of the other classes that remains, 0 to 1, rounded to whole rows.
+        rows_per_class: rows of each class of a client before the cut; None divides all rows of a class.
         seed: seed of the permutations.
 
     Returns:
         One index array per client, and the group of each client `[N]`.
 
     Raises:
-        ValueError: a group has no class, a class is in two groups or not in the data, N is not a multiple of the number
-            of groups, or there are too few rows.
+        ValueError: two groups keep the same classes, a class is not in the data, N is not a multiple of the number of
+            groups, or there are too few rows.
 
-    >>> parts, group = pathological(np.array([0, 1, 0, 1]), 2, label_groups=((0,), (1,)))
-    >>> sorted(parts[1].tolist()), group.tolist()
-    ([1, 3], [0, 1])
+    >>> labels = np.repeat([0, 1, 2], 20)
+    >>> parts, _ = downsampled(labels, 2, kept=((0,), (1,)), kept_share=0.2)
+    >>> [np.bincount(labels[part]).tolist() for part in parts]
+    [[10, 2, 2], [2, 10, 2]]
     """
-    labels = _class_labels("pathological", labels)
-    if label_groups is None:
-        label_groups = default_groups(int(labels.max(initial=0)) + 1)
-    groups = [tuple(group.tolist()) for group in number_lists("label_groups", label_groups, "group")]
-    if not all(groups) or not groups:
-        raise ValueError(f"label_groups must have a class for every group, got {tuple(groups)}; remove empty groups.")
+    labels = class_labels("downsampled", labels)
+    classes = np.unique(labels)
+    kept = default_kept(labels) if kept is None else kept
+    groups = [tuple(sorted(group.tolist())) for group in number_lists("kept", kept, "group")]
+    check_known_classes("kept", groups, classes)
+    if len(set(groups)) < len(groups):
+        raise ValueError(f"kept must have other classes for each group, got {tuple(groups)}; correct it.")
     members = group_members(num_clients, len(groups))
-    classes = [label for group in groups for label in group]
-    if len(set(classes)) < len(classes):
-        raise ValueError(f"label_groups must have every class at most once, got {tuple(groups)}.")
-    if absent := sorted(set(classes) - set(np.unique(labels).tolist())):
-        raise ValueError(
-            f"label_groups must have classes of the data ({np.unique(labels).tolist()}), got {absent[0]}; correct "
-            "label_groups."
-        )
-    parts: Parts = []
-    for index, group in enumerate(groups):
-        order = host_rng(seed, "partition", "pathological", index).permutation(np.flatnonzero(np.isin(labels, group)))
-        parts += split_equally(order, members, rows_per_client, f"with labels {group}")
-    return parts, np.repeat(np.arange(len(groups), dtype=np.int32), members)
+    check_real("kept_share", kept_share)
+    if not 0 <= kept_share <= 1:
+        raise ValueError(f"kept_share must be between 0 and 1, the share of the other classes, got {kept_share}.")
+    if rows_per_class is not None:
+        check_count("rows_per_class", rows_per_class)
+    group = np.repeat(np.arange(len(groups), dtype=np.int32), members)
+    owners: list[Parts] = [[] for _ in range(num_clients)]
+    for index, label in enumerate(classes.tolist()):
+        order = host_rng(seed, "partition", "downsampled", index).permutation(np.flatnonzero(labels == label))
+        size = len(order) // num_clients if rows_per_class is None else rows_per_class
+        if size * num_clients > len(order):
+            raise ValueError(
+                f"rows_per_class must be at most {len(order) // num_clients}, got {rows_per_class}: there are "
+                f"{len(order)} rows of class {label} for {num_clients} clients; lower it or num_clients."
+            )
+        few = int(np.floor(kept_share * size + 0.5))
+        for client, rows in enumerate(order[: size * num_clients].reshape(num_clients, size)):
+            owners[client].append(rows if label in groups[group[client]] else rows[:few])
+    return [np.concatenate(owner) for owner in owners], group
+
+
+def default_kept(labels: np.ndarray) -> tuple[tuple[int, ...], ...]:
+    """Returns the classes that the four groups of the comparison keep; runs of neighbours for fewer than ten classes.
+
+    >>> default_kept(np.arange(10)), default_kept(np.arange(2))
+    (((1, 2), (3, 4), (5, 6), (7, 8)), ((0,), (1,)))
+    """
+    classes = np.unique(labels).tolist()
+    places = ((1, 2), (3, 4), (5, 6), (7, 8)) if len(classes) >= 10 else default_groups(max(len(classes), 1))
+    return tuple(tuple(classes[place] for place in group if place < len(classes)) for group in places)
 
 
 def default_groups(num_classes: int) -> tuple[tuple[int, ...], ...]:
@@ -162,7 +335,7 @@ def dominant(
     >>> [np.bincount(labels[part]).tolist() for part in parts]
     [[4, 2, 2], [4, 2, 2], [2, 4, 2], [2, 4, 2]]
     """
-    labels = _class_labels("dominant", labels)
+    labels = class_labels("dominant", labels)
     classes, counts = np.unique(labels, return_counts=True)
     num_groups = min(4, max(len(classes), 1)) if num_groups is None else num_groups
     members = group_members(num_clients, num_groups)
@@ -229,7 +402,7 @@ def shards(labels: ArrayLike, num_clients: int, *, shards_per_client: int = 2, s
     >>> [np.unique(np.repeat([0, 1, 2, 3], 10)[part]).size for part in shards(np.repeat([0, 1, 2, 3], 10), 2)]
     [2, 2]
     """
-    labels = _class_labels("shards", labels)
+    labels = class_labels("shards", labels)
     check_count("num_clients", num_clients)
     check_count("shards_per_client", shards_per_client)
     count = num_clients * shards_per_client
@@ -245,8 +418,132 @@ def shards(labels: ArrayLike, num_clients: int, *, shards_per_client: int = 2, s
     return [np.concatenate([pieces[shard] for shard in shards_of_client]) for shards_of_client in owners]
 
 
-def _class_labels(which: str, labels: ArrayLike) -> np.ndarray:
-    """Returns labels, such as a list, as an array `[P]`; raises ValueError unless they are classes."""
-    labels = as_array("labels", labels)
-    check_classes(which, labels)
-    return labels
+def same_shares(labels: ArrayLike, parts: Parts, other_labels: ArrayLike, *, seed: int = 0) -> Parts:
+    """Returns rows of other examples for each client, in the class shares of its rows; no row belongs to two clients.
+
+    There are as many as the rarest class allows: a client has the same multiple of its rows of every class, to within
+    one row. Classes without other examples are left out.
+
+    Args:
+        labels: classes of the examples that `parts` index `[P]`.
+        parts: rows of each client.
+        other_labels: classes of the other examples `[Q]`, such as an official test set.
+        seed: seed of the permutations.
+
+    >>> labels, tests = np.repeat([0, 1], 8), np.repeat([0, 1], 4)
+    >>> rows = same_shares(labels, [np.arange(12), np.arange(12, 16)], tests)
+    >>> [np.bincount(tests[row], minlength=2).tolist() for row in rows]
+    [[4, 2], [0, 2]]
+    """
+    labels, others = class_labels("same_shares", labels), class_labels("same_shares", other_labels)
+    counts = np.stack([np.bincount(labels[part], minlength=labels.max(initial=0) + 1) for part in parts])  # [N, L]
+    there = np.bincount(others, minlength=counts.shape[1])
+    limits = [(int(there[label]), int(total)) for label, total in enumerate(counts.sum(0)) if total and there[label]]
+    owners: list[Parts] = [[np.zeros(0, np.int64)] for _ in parts]
+    if limits:
+        most, of = min(limits, key=lambda limit: limit[0] / limit[1])
+        for label in np.flatnonzero(counts.sum(0)):
+            order = host_rng(seed, "same shares", int(label)).permutation(np.flatnonzero(others == label))
+            edges = np.minimum(np.cumsum(counts[:, label].astype(np.int64)) * most // of, len(order))
+            for owner, rows in zip(owners, np.split(order, edges)[:-1], strict=True):
+                owner.append(rows)
+    return [np.concatenate(owner) for owner in owners]
+
+
+def _check_reserve(overlap: float | None, reserve: float) -> None:
+    """Raises ValueError unless the division of a class among several groups is well defined."""
+    check_real("reserve", reserve)
+    if overlap is None:
+        if reserve != RESERVE:
+            raise ValueError(f"reserve must be left out without overlap, got {reserve}; add overlap=0.5.")
+        return
+    check_real("overlap", overlap)
+    if not (np.isfinite(overlap) and overlap > 0):
+        raise ValueError(f"overlap must be positive and finite, got {overlap}; 0.5 is usual.")
+    if not 0 <= reserve <= 1:
+        raise ValueError(f"reserve must be between 0 and 1, the share that is divided evenly, got {reserve}.")
+
+
+def _divide_groups(
+    skew: str,
+    labels: np.ndarray,
+    num_clients: int,
+    groups: Groups,
+    overlap: float | None,
+    reserve: float,
+    least: int | None,
+    rows_per_client: int | None,
+    seed: int,
+) -> tuple[Parts, np.ndarray]:
+    """Returns a partition in which each group of clients has only its own classes, and the group of each client `[N]`.
+
+    Args:
+        skew: name of the skew, a part of the random streams.
+        labels, num_clients, overlap, reserve, rows_per_client, seed: as for `pathological`; where a class is in several
+            groups, a reserve of 1 divides it evenly.
+        groups: classes of each group, checked.
+        least: least rows of a class by `uneven_sizes`; None divides rows evenly.
+    """
+    members = num_clients // len(groups)
+    shared = len({label for group in groups for label in group}) < sum(map(len, groups))
+    rows = [np.flatnonzero(np.isin(labels, group)) for group in groups]
+    if shared:
+        needed = members * (1 if rows_per_client is None else rows_per_client)
+        for attempt in range(1 + int(np.ceil((1 - reserve) / RESERVE_STEP))):
+            now = min(1.0, reserve + RESERVE_STEP * attempt)
+            rows = _share_classes(skew, labels, groups, overlap, now, seed, attempt)
+            if all(len(own) >= needed for own in rows):
+                break
+    parts: Parts = []
+    for index, (group, own) in enumerate(zip(groups, rows, strict=True)):
+        if least is not None:
+            inside = _divide_classes(labels[own], [group] * members, least, seed, index)
+            parts += [own[part] for part in inside]
+        else:
+            order = host_rng(seed, "partition", skew, index).permutation(own)
+            parts += split_equally(order, members, rows_per_client, f"with labels {group}")
+    return parts, np.repeat(np.arange(len(groups), dtype=np.int32), members)
+
+
+def _share_classes(
+    skew: str, labels: np.ndarray, groups: Groups, overlap: float | None, reserve: float, seed: int, attempt: int
+) -> Parts:
+    """Returns the rows of each group; those of a class go to its groups by Dir(overlap), after an even reserve."""
+    owners: list[Parts] = [[] for _ in groups]
+    for label in sorted({label for group in groups for label in group}):
+        having = [index for index, group in enumerate(groups) if label in group]
+        rng = host_rng(seed, "partition", skew, "class", label, attempt)
+        order, even = rng.permutation(np.flatnonzero(labels == label)), np.full(len(having), UNITS // len(having))
+        if overlap is None or reserve == 1:
+            units = even
+        else:
+            drawn = integer_shares(rng, np.full(len(having), float(overlap)))
+            units = np.floor(reserve * even + (1 - reserve) * drawn + 0.5).astype(np.int64)
+        for index, rows in zip(having, cut_by_shares(order, units), strict=True):
+            owners[index].append(rows)
+    return [np.concatenate(owner) for owner in owners]
+
+
+def _divide_classes(labels: np.ndarray, sets: Groups, least: int | None, seed: int, group: int = 0) -> Parts:
+    """Returns the rows of clients, among which each class is divided evenly, or by `uneven_sizes`.
+
+    Args:
+        labels: classes `[P]`.
+        sets: classes of each client.
+        least: least rows of a class by `uneven_sizes`; None divides a class evenly.
+        seed: seed of all draws.
+        group: number of the group, a part of the random streams.
+    """
+    owners: list[Parts] = [[np.zeros(0, np.int64)] for _ in sets]
+    for label in np.unique(labels).tolist():
+        clients = [client for client, own in enumerate(sets) if label in own]
+        if not clients:
+            continue
+        rng = host_rng(seed, "partition", "classes", group, label)
+        order = rng.permutation(np.flatnonzero(labels == label))
+        pieces = np.array_split(order, len(clients))
+        if least is not None:
+            pieces = np.split(order, np.cumsum(uneven_sizes(len(order), len(clients), least, rng))[:-1])
+        for client, piece in zip(clients, pieces, strict=True):
+            owners[client].append(piece)
+    return [np.concatenate(owner) for owner in owners]

@@ -4,9 +4,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxfl import schema
 from jaxfl.data.arrays import plain_array
+from jaxfl.data.labels import check_classes
 
 Parts = list[np.ndarray]
 MAX_CLIENTS = 1 << 20  # of equal parts, or as many as there are rows: a list of more takes minutes and the memory
@@ -154,3 +156,50 @@ def at_most(parts: Parts, max_rows: int | None, min_rows: int, rng: np.random.Ge
     if max_rows < max(min_rows, 1):
         raise ValueError(f"max_rows must be at least min_rows ({max(min_rows, 1)}), got {max_rows}.")
     return [np.sort(rng.permutation(part)[:max_rows]) for part in parts]
+
+
+def class_labels(which: str, labels: ArrayLike) -> np.ndarray:
+    """Returns labels, such as a list, as an array `[P]`; raises ValueError unless they are classes."""
+    labels = as_array("labels", labels)
+    check_classes(which, labels)
+    return labels
+
+
+def class_lists(argument: str, groups: str | Iterable[Any]) -> tuple[tuple[int, ...], ...]:
+    """Returns the classes of each group.
+
+    Args:
+        argument: name of the argument.
+        groups: text with a comma between groups and a colon between the classes of a group, and "none" for a group
+            without a class; or a list with a class or a list of classes for each group.
+
+    Raises:
+        ValueError: `groups` is neither, or a class is no whole number or twice in a group.
+
+    >>> class_lists("kept", "1:2,3,none"), class_lists("kept", [9, (0, 1)])
+    (((1, 2), (3,), ()), ((9,), (0, 1)))
+    """
+    given = groups
+    if isinstance(groups, str):
+        texts = [[] if group.strip() == "none" else group.split(":") for group in groups.split(",")]
+        numbers = [[text.strip() for text in group] for group in texts]
+        if not all(text.isdecimal() for group in numbers for text in group):
+            raise ValueError(
+                f"{argument} must be class numbers with a comma between groups and a colon between the classes of a "
+                f"group, got {schema.quoted(given)}; 1:2,3:4 has two groups."
+            )
+        groups = [list(map(int, group)) for group in numbers]
+    elif np.iterable(groups):
+        groups = [() if group is None else group if np.iterable(group) else (group,) for group in groups]
+    lists = tuple(tuple(group.tolist()) for group in number_lists(argument, groups, "group"))
+    if not lists or any(len(set(group)) < len(group) for group in lists):
+        raise ValueError(f"{argument} must have a group, and a class once in a group, got {given!r}; correct it.")
+    return lists
+
+
+def check_known_classes(argument: str, groups: Iterable[Iterable[int]], classes: np.ndarray) -> None:
+    """Raises ValueError if a group has a class that the data do not have."""
+    if absent := sorted({label for group in groups for label in group} - set(classes.tolist())):
+        raise ValueError(
+            f"{argument} must have classes of the data ({classes.tolist()}), got {absent[0]}; correct {argument}."
+        )

@@ -72,6 +72,31 @@ class Source:
         inputs = np.concatenate([self.inputs, self.test_inputs])
         return inputs, join("labels", [self.labels, self.test_labels]), np.arange(len(self.inputs), len(inputs))
 
+    def with_test_examples(self) -> "Source":
+        """Returns the source with its official test set among the training examples, behind them.
+
+        Makers, their groups, and domains are kept where they are known of the test examples too.
+
+        Raises:
+            ValueError: there is no official test set.
+        """
+        if self.test_labels is None:
+            raise ValueError(f"pool must be train for {self.name}, which has no official test set, got all.")
+        inputs, labels, _ = self.pool
+        known = {"clients": self.test_clients, "domains": self.test_domains}
+        joined: dict[str, Any] = {
+            name: None if own is None or getattr(self, name) is None else join(name, [getattr(self, name), own])
+            for name, own in known.items()
+        }
+        groups = self.client_groups
+        if groups is not None:
+            group_of = dict(zip(np.asarray(self.clients).tolist(), groups.tolist(), strict=True))
+            makers = [] if joined["clients"] is None else np.asarray(self.test_clients).tolist()
+            more = [group_of.get(maker) for maker in makers]
+            groups = None if not more or None in more else np.concatenate([groups, np.array(more, groups.dtype)])
+        gone: dict[str, Any] = dict.fromkeys(("test_inputs", "test_labels", "test_clients", "test_domains"))
+        return dataclasses.replace(self, inputs=inputs, labels=labels, client_groups=groups, **joined, **gone)
+
 
 class Remote(NamedTuple):
     """A file that can be downloaded.

@@ -26,7 +26,7 @@ from jaxfl.data.sources.base import WITHOUT_CLASSES, Folder, Source, SourceEntry
 from jaxfl.schema import checked, did_you_mean
 
 UNNAMED = r"Unnamed: \d+|__index_level_\d+__"  # names that pandas gives to columns without a name, such as an index
-TABLE_SKEWS = ("pathological", "dominant", "dirichlet", "shards", *WITHOUT_CLASSES)
+TABLE_SKEWS = ("pathological", "dominant", "missing", "downsampled", "dirichlet", "shards", *WITHOUT_CLASSES)
 SMALL_SPREAD = 1 << 26  # size of a column beside its spread, from which on floats lose differences
 NUMERIC_TEXT = r"\s*[-+]?[$€£¥]?\s?\d[\d.,'_ ]*\s?[%$€£¥]?\s*"  # numbers in the form of a country or a unit
 TargetKind = Literal["auto", "number", "class"]
