@@ -280,13 +280,16 @@ def own_file(tmp_path_factory):
 @pytest.mark.parametrize(("skew", "options"), CASES, ids=lambda value: value if isinstance(value, str) else str(value))
 def test_nobody_trains_on_a_row_that_anybody_is_tested_on(skew, options, own_file, tmp_path):
     name = f"{skew}-npz"
-    for more in ({}, {"test_share": None}, {"test_share": 0.3}, {"pool": "all", "test_share": 0.25}):
+    several = [{}, {"test_share": None}, {"test": "central"}, {"test_share": 0.3}, {"pool": "all", "test_share": 0.25}]
+    for more in several:
         fed = data.load(name, data_dir=own_file, num_clients=8, **options, **more)
         train, test = set(fed.train.rows.tolist()), set(fed.test.rows.tolist())
         assert train and test and not train & test and len(train) == len(fed.train.rows)
         assert fed.train.size.min() > 0
         if more.get("pool") == "all":
             assert len(fed.labels) == 550 and max(train | test) > 400
+        if more == {"test": "central"}:
+            assert fed.test.size.tolist() == [150] * 8
         if more == {"test_share": None}:
             assert min(test) >= 400 > max(train)
         again = data.load(name, data_dir=own_file, num_clients=8, **options, **more)
