@@ -149,6 +149,24 @@ def has_mark(path: Path, mark: bytes) -> bool:
     return mark in (head + tail if head.startswith(PICTURES) else b"\n".join(head.split(b"\n")[:2]))
 
 
+def check_is_file(path: Path, argument: str) -> None:
+    """Checks that a file of a folder, if it is there, is one: some are written in place, where a link is followed.
+
+    Args:
+        path: path of the file.
+        argument: the caller's name for the folder, which the error begins with.
+
+    Raises:
+        ValueError: there is a link, a folder or a pipe in its place.
+    """
+    if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
+        what = "link" if path.is_symlink() else "folder" if path.is_dir() else "pipe or device"
+        raise ValueError(
+            f"{argument} {str(path.parent)!r} has a {what} {path.name!r} in the place of a file of the run; put the "
+            f"file itself there, remove the {what}, or choose another directory."
+        )
+
+
 def is_empty(path: Path) -> bool:
     """Returns whether there is an empty file, such as of a program that was stopped; nothing is lost with it."""
     return path.is_file() and not path.is_symlink() and not path.stat().st_size
@@ -169,7 +187,7 @@ def own_names(folder: Path) -> set[str] | None:
     if not os.path.lexists(path):
         return None
     try:
-        if not path.is_file() or path.stat().st_size > MARKED:  # a device has no end
+        if path.is_symlink() or not path.is_file() or path.stat().st_size > MARKED:  # a device has no end
             raise ValueError("it is no file of names")
         return {str(name) for name in json.loads(path.read_text(encoding="utf-8"))["files"]}
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:

@@ -382,6 +382,7 @@ def test_a_task_refuses_labels_of_another_kind_and_outputs_of_another_shape():
         ("m", ("n",), ("lower", "n")),
         ("m", "m", ("lower", "got 'm'")),
         ("group", (), ("metrics", "group")),
+        ("caf\udce9", (), ("metrics", r"'caf\udce9'")),
     ):
         metrics = Metrics(lambda outputs, batch: {}, lambda sums, rows, name=name: {name: np.ones(1)}, lower)
         with pytest.raises(ValueError, match=mentions(*said)):

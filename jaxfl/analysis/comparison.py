@@ -1,10 +1,11 @@
 """Comparison of settings: means over seeds, paired differences, and the cost of reaching a target.
 
 Differences are between runs of the same seed on equal federations (by the `fingerprint` in their summaries), with
-equally many rounds and clients in a cohort, of which the same take part: these have the same clients, initial models
-and cohorts. Their mean is tested by Student's paired t-test and by Wilcoxon's signed-rank test. With few seeds either
-detects large effects only: the smallest p of Wilcoxon's test is 0.25 for three seeds, and 0.0625 for five. Both are of
-one comparison; Holm's correction adjusts the p of the t-test for all comparisons of a table.
+equally many rounds and clients in a cohort, of which the same take part, and with the same settings of JAX: these have
+the same clients, initial models and cohorts. Their mean is tested by Student's paired t-test and by Wilcoxon's
+signed-rank test. With few seeds either detects large effects only: the smallest p of Wilcoxon's test is 0.25 for three
+seeds, and 0.0625 for five. Both are of one comparison; Holm's correction adjusts the p of the t-test for all
+comparisons of a table.
 """
 
 import math
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from jaxfl.schema import checked
 from jaxfl.simulation.evaluation.metrics import NAME, is_lower_better, main_metric
 from jaxfl.simulation.records.history import History
-from jaxfl.simulation.records.identity import DATA_CHECKSUM, FINGERPRINT
+from jaxfl.simulation.records.identity import DATA_CHECKSUM, FINGERPRINT, JAX_SETTINGS
 from jaxfl.text import BOLD, bold_parts, csv_table, encodable, markdown_cell, printable
 
 if TYPE_CHECKING:
@@ -259,7 +260,7 @@ class Line(NamedTuple):
         options = summary.get("options", {})
         of_data = {name: value for name, value in options.items() if name.startswith("data.") or name == DATA_CHECKSUM}
         facts |= {"sampler": _older_sampler(options)} if options and "sampler" not in facts else {}
-        facts |= of_data
+        facts |= of_data | {name: str(summary.get(name, usual)) for name, usual in JAX_SETTINGS.items()}
         return {name: value for name, value in facts.items() if value is not None}
 
     def is_comparable(self, other: "Line") -> bool:
@@ -271,7 +272,7 @@ class Line(NamedTuple):
         one, two = self.fingerprints(), other.fingerprints()
         common = one.keys() & two.keys()
         own, others = self.facts(), other.facts()
-        names = BUDGET.values() if common else own.keys()
+        names = (*BUDGET.values(), *JAX_SETTINGS) if common else own.keys()
         same = all(own[name] == others[name] for name in names if name in own and name in others)
         return same and all(one[seed] == two[seed] for seed in common)
 

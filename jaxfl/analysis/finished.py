@@ -15,12 +15,12 @@ from jaxfl.settings.removed import removed_defaults
 from jaxfl.settings.switches import unused_options
 from jaxfl.simulation.records.directory import CONFIG, HISTORY, SUMMARY, RunDirectory
 from jaxfl.simulation.records.history import History
-from jaxfl.simulation.records.identity import DATA_CHECKSUM
+from jaxfl.simulation.records.identity import DATA_CHECKSUM, JAX_SETTINGS
 
 # What a run's numbers do not depend on, but for rounding.
 MACHINE_OPTIONS = ("run.chunk", "run.devices", "run.resident", "run.fast_forms")
 # Entries of a setting that are of its federation and its budget, beside the options of the data.
-DATA_ENTRIES = ("data", "rounds", "cohort", "run.eval_clients", *PARTICIPATION, DATA_CHECKSUM)
+DATA_ENTRIES = ("data", "rounds", "cohort", "run.eval_clients", *PARTICIPATION, DATA_CHECKSUM, *JAX_SETTINGS)
 
 EMPTY: tuple[Any, ...] = (None, "", [], {})  # values of options that choose nothing
 
@@ -61,6 +61,7 @@ class FinishedRun(NamedTuple):
         """Returns all that defines the run but its seed; options that are newer than the run have their defaults."""
         every = {**self.defaults(), **self.summary["options"]}
         asked = {name: self.summary[name] for name in ("method", "data", "cohort")} | {"rounds": self.rounds}
+        asked |= {name: self.summary[name] for name in JAX_SETTINGS if name in self.summary}
         return {**{name: value for name, value in every.items() if name not in MACHINE_OPTIONS}, **asked}
 
     def usual(self) -> dict[str, Any]:

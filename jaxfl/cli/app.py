@@ -153,11 +153,12 @@ def with_common_options(
     ] = False,
 ) -> None:
     """Applies the options of all commands."""
-    from jaxfl.simulation.devices import keep_programs, use_cores
+    with reported_errors():
+        from jaxfl.simulation.devices import keep_programs, use_cores
 
-    use_cores()
-    if cache:
-        keep_programs()
+        use_cores()
+        if cache:
+            keep_programs()
 
 
 @app.command("run", cls=SettingsCommand)

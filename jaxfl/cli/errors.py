@@ -45,6 +45,9 @@ def reported_errors() -> Iterator[None]:
         _exit_if_distributed(2)
         raise typer.Exit(2) from None
     except Exception as error:
+        if isinstance(error, RuntimeError | AssertionError) and (reason := _device_error()):
+            _print_styled(f"error: {reason}", "red")
+            raise typer.Exit(2) from None
         if not isinstance(error, typer.Exit):
             _exit_if_distributed(1, error)
         raise
@@ -67,6 +70,21 @@ def _install_hint(error: BaseException) -> str:
     return f"; pip install {package}" if missing else ""
 
 
+def _device_error() -> str:
+    """Returns a sentence about devices that JAX does not find; an empty text where it finds some."""
+    if (jax := sys.modules.get("jax")) is None:
+        return ""
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:
+        asked, found = jax.config.values["jax_platforms"], " ".join(str(error).split()) or "it is not installed"
+        return (
+            f"JAX_PLATFORMS must name devices that JAX finds, got {asked!r} ({found}); set JAX_PLATFORMS=cpu, or leave "
+            "it out."
+        )
+    return ""
+
+
 def _print_warning(message: Warning | str, *place: Any) -> None:
     """Prints a warning as one line, without its place in the code."""
     _print_styled(f"warning: {' '.join(str(message).split())}", "yellow")
@@ -78,7 +96,7 @@ def _print_styled(text: str, style: str) -> None:
         text = f"{text[: LONGEST - 500]} [...] {text[-500:]}"
     try:
         from jaxfl.cli.tables.console import stderr
-    except (OSError, ImportError):  # as the error itself, such as where no folder takes temporary files
+    except (OSError, ImportError, ValueError):  # as the error itself: no folder takes temporary files, JAX no variable
         print(text, file=sys.stderr)
         return
     stderr().print(text, style=style, soft_wrap=True)
@@ -86,9 +104,8 @@ def _print_styled(text: str, style: str) -> None:
 
 def _exit_if_distributed(code: int, error: Exception | None = None) -> None:
     """Ends the process if it is one of several, which would wait for it; prints the traceback of an error first."""
-    import jax
-
-    if jax.distributed.is_initialized():
+    jax = sys.modules.get("jax")  # whose own import may be what has failed
+    if jax is not None and jax.distributed.is_initialized():
         from jaxfl.cli.hosts import exit_process
 
         if error is not None:

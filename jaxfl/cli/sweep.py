@@ -40,6 +40,7 @@ from jaxfl.settings.user_code import run_label
 from jaxfl.simulation.callbacks import Finished
 from jaxfl.simulation.interrupts import Stopped
 from jaxfl.simulation.records.directory import CONFIG, FolderInUse, RunDirectory
+from jaxfl.simulation.records.history import CLUSTERS, MAX_FOLLOWED
 from jaxfl.simulation.result import Callback
 from jaxfl.simulation.seeds import seeds_per_program
 
@@ -613,7 +614,15 @@ def _lacking(one: job.Job, html: bool) -> list[str]:
     """Returns the names of the files that the folder of a finished run lacks, such as after a full disk."""
     assert one.out is not None
     log = (LOG,) if LOG in one.beside else ()
-    names = (CONFIG, job.CLIENTS, *(job.PICTURES if one.pictures else ()), *((PAGE,) if html else ()), *log)
+    followed = (RunDirectory(one.out).summary() or {}).get("num_clients", 0) <= MAX_FOLLOWED
+    names = (
+        CONFIG,
+        job.CLIENTS,
+        *((CLUSTERS,) if followed else ()),
+        *(job.PICTURES if one.pictures else ()),
+        *((PAGE,) if html else ()),
+        *log,
+    )
     lacking = [name for name in names if is_missing(one.out / name)]
     config = RunDirectory(one.out).config() or {}
     for owner, path in one.settings.files().items():

@@ -23,7 +23,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.files import is_beside, keep_copy, own_names, real_path, user_path, write_text
 from jaxfl.methods.base import Method
 from jaxfl.models.weights import check_weights
-from jaxfl.plots.style import import_matplotlib, write_picture
+from jaxfl.plots.style import check_backend, import_matplotlib, write_picture
 from jaxfl.random import check_seed
 from jaxfl.sampling import Sampler
 from jaxfl.schema import check_type
@@ -31,12 +31,19 @@ from jaxfl.settings import options, user_code
 from jaxfl.settings.removed import removed_in
 from jaxfl.simulation import processes
 from jaxfl.simulation.callbacks import EarlyStopping
+from jaxfl.simulation.devices import check_compiles
 from jaxfl.simulation.evaluation.finetune import FineTune
 from jaxfl.simulation.program import shapes_of, work_beside
 from jaxfl.simulation.progress import Diverged
 from jaxfl.simulation.records.directory import CONFIG, DIVERGED, HISTORY, SUMMARY, FolderInUse, RunDirectory
 from jaxfl.simulation.records.history import History
-from jaxfl.simulation.records.identity import DATA_CHECKSUM, FINGERPRINT, data_identity, federation_fingerprint
+from jaxfl.simulation.records.identity import (
+    DATA_CHECKSUM,
+    FINGERPRINT,
+    data_identity,
+    federation_fingerprint,
+    jax_settings,
+)
 from jaxfl.simulation.records.shared import directory_at
 from jaxfl.simulation.result import Callback, Result, client_columns
 from jaxfl.simulation.run import run
@@ -142,7 +149,7 @@ class Job(NamedTuple):
         that have been removed since have their old defaults.
         """
         began, settings = self._began(), self.settings_in_use()
-        identity = {**settings.complete(), "cohort": self.cohort, "seed": self.seed}
+        identity = {**settings.complete(), **jax_settings(), "cohort": self.cohort, "seed": self.seed}
         if own := user_checksum(self.settings.data_name, self.data_dir, self.settings.data.get("other")):
             identity[DATA_CHECKSUM] = own
         identity = json.loads(json.dumps(identity))  # as it is read back: tuples are lists
@@ -199,8 +206,11 @@ def check(job: Job) -> None:
     check_min_sum(job.settings.run.get("min_sum", 1))
     options.finetune(job.settings)
     options.schedule(job.settings)
+    check_compiles()
     if job.out is not None:
         _check_copies(job)
+    if job.out is not None and job.pictures:
+        check_backend()
     if directory := job.directory():
         if below := processes.by_first(lambda: _seeds_in(directory)):
             raise ValueError(

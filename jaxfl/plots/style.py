@@ -1,6 +1,7 @@
 """Colours, labels and figures that all pictures share."""
 
 import functools
+import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -200,8 +201,21 @@ def write_picture(figure: "Figure", path: Path, *, dpi: int, command: str) -> No
         figure.savefig(file, format=form, dpi=dpi, metadata=metadata)
 
 
+def check_backend() -> None:
+    """Raises ValueError if `MPLBACKEND` is none of matplotlib's, which cannot be imported then."""
+    if not (asked := os.environ.get("MPLBACKEND")):
+        return
+    try:
+        import matplotlib  # noqa: F401 (to have it imported is the purpose)
+    except ValueError as error:
+        raise ValueError(
+            f"MPLBACKEND must be a backend of matplotlib, got {asked!r} ({error}); leave it out."
+        ) from None
+
+
 def import_matplotlib() -> None:
     """Imports what draws and writes figures; the first time on a machine, matplotlib then looks for fonts."""
+    check_backend()
     import matplotlib.backends.backend_agg  # noqa: F401 (to have it imported is the purpose)
 
     _figure_type()
@@ -215,6 +229,7 @@ def _figure_type() -> "type[Figure]":
     """
     import io
 
+    check_backend()
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine

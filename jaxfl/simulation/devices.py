@@ -52,6 +52,15 @@ def use_cores(count: int | None = None) -> int:
     return max(jax.config.values["jax_num_cpu_devices"], 1)
 
 
+def check_compiles() -> None:
+    """Raises ValueError where JAX is told to compile nothing: the rounds of a run are a compiled program."""
+    if jax.config.values["jax_disable_jit"]:
+        raise ValueError(
+            "JAX_DISABLE_JIT must be off, since the rounds of a run are a compiled program, got True; leave it out, or "
+            "call jax.config.update('jax_disable_jit', False). jax.debug.print shows the numbers in a program."
+        )
+
+
 MAX_CACHE_BYTES = 1 << 30  # bytes
 MIN_COMPILE_SECONDS = 0.1  # seconds of compilation: what is quicker is not worth a file
 

@@ -23,7 +23,7 @@ from jaxfl.simulation.host.streaming import RowStream
 from jaxfl.simulation.interrupts import Deferred, Stopped
 from jaxfl.simulation.program import Advance
 from jaxfl.simulation.progress import Diverged, Progress
-from jaxfl.simulation.records.identity import federation_fingerprint
+from jaxfl.simulation.records.identity import JAX_SETTINGS, federation_fingerprint
 from jaxfl.simulation.result import Event, Result, shortfall_of, summary_of
 from jaxfl.simulation.rounds import HostRounds, Rounds, arriving_clients
 from jaxfl.simulation.schedule import Clock
@@ -152,6 +152,8 @@ class RunState:
         spec, of_seed, progress, clock = self._spec, self._of_seed, self._progress, self._clock
         prepared, seeds = spec.prepared, len(spec.seeds)
         evaluation = self._evaluation or clock.evaluate(self._evaluate, self._key, state)  # resumed at its end
+        if self._evaluation is None:
+            progress.restore_clusters(evaluation)
         devices = 1 if prepared.plan.mesh is None else prepared.plan.mesh.size
         summary = summary_of(
             of_seed.data,
@@ -161,6 +163,7 @@ class RunState:
             **({} if spec.privacy is None else spec.privacy.summary(progress.done)),
             seed=of_seed.seed,
             fingerprint=federation_fingerprint(of_seed.identity),
+            **{name: of_seed.identity[name] for name in JAX_SETTINGS if name in of_seed.identity},
             rounds_asked=spec.schedule.rounds,
             cohort=spec.cohort,
             sampler=sampler_name(spec.sampler),

@@ -29,6 +29,7 @@ from jaxfl.methods.hyperparameters import hyperparameters_of
 from jaxfl.operating_system import peak_memory, return_freed_memory
 from jaxfl.sampling import Sampler
 from jaxfl.simulation.processes import least
+from jaxfl.text import encodable
 from jaxfl.typing import Array, Key
 from jaxfl.wire.wired import attacked
 
@@ -504,7 +505,12 @@ def _proc_bytes(file: str, name: str) -> int | None:
 
 
 def _check_info(info: Info, clients: tuple[int, ...]) -> None:
-    """Raises ValueError unless loss and cluster of an info have one number per client, and other entries one number."""
+    """Raises ValueError unless loss and cluster of an info have one number per client, and other entries one number.
+
+    The names of what else a method says must be texts that files may hold.
+    """
+    if wrong := [name for name in info.extra if encodable(str(name)) != name]:
+        raise ValueError(f"round must return info.extra with names that UTF-8 can encode, got {wrong[0]!r}; rename it.")
     for name, got in info._asdict().items():
         wanted = clients if name in ("loss", "cluster") else ()
         if name != "extra" and got.shape != wanted:

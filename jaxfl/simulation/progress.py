@@ -5,6 +5,7 @@ import functools
 import math
 import re
 import statistics
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from jaxfl.simulation.program import Advance, RoundLog
 from jaxfl.simulation.records import checkpoint
 from jaxfl.simulation.records.checkpoint import Saved
 from jaxfl.simulation.records.directory import HISTORY, RunDirectory
-from jaxfl.simulation.records.history import History
+from jaxfl.simulation.records.history import CLUSTERS, History
 from jaxfl.typing import Params
 
 MAX_LOST_UPDATES = (
@@ -389,6 +390,24 @@ class Progress:
         with self._name_disk_errors():
             self.history.append(record, evaluation.cluster)
         return record
+
+    def restore_clusters(self, evaluation: Evaluation) -> None:
+        """Writes the clusters of a run that has ended and whose file of them is missing; earlier ones are not known.
+
+        Raises:
+            OSError: they cannot be written; the message says what is kept.
+        """
+        history = self.history
+        if history.path is None or history.moves or not history.records:
+            return
+        with self._name_disk_errors():
+            history.note_clusters(self.done, evaluation.cluster)
+        if history.moves and len(history) > 1:
+            warnings.warn(
+                f"{history.path.with_name(CLUSTERS)} was missing, and has the clusters of round {self.done} alone; "
+                "those of earlier rounds are not known.",
+                stacklevel=2,
+            )
 
     def correct(self, evaluation: Evaluation) -> dict[str, Any] | None:
         """Writes the numbers of an evaluation of all rows over those of some, of the same round.

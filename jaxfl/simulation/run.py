@@ -16,6 +16,7 @@ from jaxfl.schema import checked
 from jaxfl.simulation import processes
 from jaxfl.simulation.accounting import PRIVACY, private_run, private_sampler
 from jaxfl.simulation.callbacks import BestCheckpoint, check_measured
+from jaxfl.simulation.devices import check_compiles
 from jaxfl.simulation.evaluation.evaluate import evaluation_sample
 from jaxfl.simulation.evaluation.finetune import FineTune
 from jaxfl.simulation.host.streaming import Resident
@@ -151,6 +152,7 @@ def run(
     numbers = check_seeds([0 if seed is None else seed] if seeds is None else seeds)
     federations = federation_per_seed(data, len(numbers))
     first = federations[0]
+    check_compiles()
     check_learns(method.task, first)
     check_callbacks(callbacks)
     for federation in federations:

@@ -706,6 +706,23 @@ def test_only_runs_in_which_the_same_clients_take_part_are_paired(tmp_path, opti
     assert len(compare_by_data(finished.read_runs([tmp_path], by_data=True)[0]).parts) == 2
 
 
+@pytest.mark.parametrize("setting", [{"jax_enable_x64": True}, {"jax_default_prng_impl": "rbg"}])
+def test_runs_under_other_settings_of_jax_are_other_rows_and_not_paired(tmp_path, capsys, setting):
+    for seed in range(2):
+        for name, method, entries in (("a", "fedavg", {}), ("b", "fedavg", setting), ("c", "ifca", {})):
+            write(tmp_path / f"{name}-{seed}", seed, 0.5 + 0.1 * seed, method)
+            put(tmp_path / f"{name}-{seed}", **entries)
+    (name, value), *_ = setting.items()
+    found = compare(finished.read_runs([tmp_path])[0])
+    told = f"{name}={str(value).lower()}"
+    assert [line.name for line in found.lines] == ["fedavg", f"fedavg {told}", "ifca"]
+    assert [found.difference(line) is None for line in found.lines] == [True, True, False]
+    assert len(compare_by_data(finished.read_runs([tmp_path], by_data=True)[0]).parts) == 2
+    with pytest.raises(SystemExit):
+        main(["compare", str(tmp_path)])
+    assert re.search(mentions("note", 2, f"{name}={value}"), capsys.readouterr().err)
+
+
 def test_the_summary_names_the_sampler(tmp_path):
     data = jaxfl.data.load("rotated-digits", num_clients=4, rows_per_client=20)
     task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)

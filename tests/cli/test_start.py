@@ -2,11 +2,14 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.messages import mentions
 
 ROOT = Path(__file__).parents[2]
 # Prints the names of the programs that were traced and compiled, and the modules that were imported.
@@ -49,3 +52,28 @@ def test_a_run_traces_and_compiles_each_program_once(method, programs, pictures,
     assert ("matplotlib" in modules) == pictures
     assert {path.name for path in out.glob("*.png")} == ({"convergence.png", "clusters.png"} if pictures else set())
     assert (out / "clients.csv").read_text().count("\n") == 41
+
+
+@pytest.mark.rotating(weeks=6)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("JAX_PLATFORMS", "foo"),
+        ("JAX_PLATFORMS", "cuda"),
+        ("JAX_ENABLE_X64", "maybe"),
+        ("JAX_DEFAULT_PRNG_IMPL", "dice"),
+        ("JAX_DISABLE_JIT", "1"),
+        ("MPLBACKEND", "nonsense"),
+    ],
+)
+def test_a_variable_with_which_nothing_can_run_is_one_line(name, value, tmp_path):
+    """Before anything is trained."""
+    words = ["run", "fedavg", "--data", "rotated-digits", "--rounds", "1000000", "--out", str(tmp_path / "run")]
+    asked = [sys.executable, "-c", f"from jaxfl import cli; cli.main({words})"]
+    ended = subprocess.run(asked, cwd=ROOT, env=os.environ | {name: value}, capture_output=True, text=True)
+    assert ended.returncode == 2 and "Traceback" not in ended.stderr
+    (error,) = (line for line in ended.stderr.splitlines() if line.startswith("error: "))
+    assert re.search(
+        mentions(name if name != "JAX_DEFAULT_PRNG_IMPL" else name.lower(), value.replace("1", "True")), error
+    )
+    assert not list(tmp_path.glob("run/*.npz"))

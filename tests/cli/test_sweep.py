@@ -14,6 +14,7 @@ from jaxfl.cli import run, run_page, workers
 from jaxfl.cli import sweep as cli_sweep
 from jaxfl.cli.app import main
 from jaxfl.simulation.records.directory import RunDirectory
+from jaxfl.simulation.records.history import History
 from tests.messages import mentions
 
 DIGITS = ["--data", "rotated-digits", "--rounds", "2", "--set", "num_clients=8", "--set", "rows_per_client=20"]
@@ -473,6 +474,21 @@ def test_every_file_of_a_finished_run_that_can_be_written_again_is(tmp_path, emp
     before = spread.read_bytes()
     spread.write_bytes(b"")
     assert sweep(*words) == 0 and spread.read_bytes() == before
+
+
+@pytest.mark.filterwarnings("default:.*clusters.jsonl")
+def test_clusters_that_a_finished_run_has_lost_are_those_of_its_end(tmp_path, capsys, empty_pictures):
+    words = ["ifca", *DIGITS, "--eval-every", "1", "--out", tmp_path]
+    assert sweep(*words) == 0
+    cell = tmp_path / "ifca" / "seed-0"
+    whole = History(cell / "history.jsonl")
+    (cell / "clusters.jsonl").unlink()
+    assert sweep(*words) == 0
+    assert re.search(mentions("clusters.jsonl", "round 2"), " ".join(capsys.readouterr().err.split()))
+    found = History(cell / "history.jsonl")
+    assert found.records == whole.records and found.clusters[-1].tolist() == whole.clusters[-1].tolist()
+    assert (found.clusters[0] == -1).all()
+    assert sweep(*words) == 0 and "clusters.jsonl" not in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("default:.*checkpoint-before.npz")

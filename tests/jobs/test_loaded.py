@@ -229,6 +229,50 @@ def test_a_run_goes_on_though_options_have_come_to_be(tmp_path, finished, monkey
     assert jaxfl.load(tmp_path / "a").resume(rounds=5).summary["rounds"] == 5
 
 
+@pytest.fixture
+def set_in_jax():
+    """Sets a setting of JAX for the rest of a test, as `jax.config.update` and the environment do."""
+    before = dict(jax.config.values)
+    names = []
+    yield lambda name, value: (names.append(name), jax.config.update(name, value))
+    for name in names:
+        jax.config.update(name, before[name])
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("jax_enable_x64", True),
+        ("jax_default_prng_impl", "rbg"),
+        ("jax_threefry_partitionable", False),
+        ("jax_default_matmul_precision", "highest"),
+        ("jax_random_seed_offset", 3),
+    ],
+)
+def test_no_run_goes_on_under_settings_of_jax_that_change_its_numbers(tmp_path, finished, name, value, set_in_jax):
+    """Neither way; nor does a run of objects. A config without the setting has its default."""
+    folder, usual = finished[0], jax.config.values[name]
+    words = [str(word) for word in ["run", "ifca", "--data", "rotated-digits", *WORDS, *GOES_ON, "--out"]]
+    before = (folder / "config.json").read_text()
+    shutil.copytree(folder, tmp_path / "a")
+    config = json.loads(before) | {name: value}
+    (tmp_path / "a" / "config.json").write_text(json.dumps(config))
+    refused = CliRunner().invoke(app, [*words, str(tmp_path / "a")])
+    assert refused.exit_code == 2
+    assert re.search(mentions(f"{name}={value!r}", usual, f"{name.upper()}={value}"), refused.stderr)
+    data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
+    method = jaxfl.methods.fedavg(jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data), optax.sgd(0.1))
+    jaxfl.run(method, data, rounds=1, checkpoint_dir=tmp_path / "objects")
+    set_in_jax(name, value)
+    refused = CliRunner().invoke(app, [*words, str(folder)])
+    assert refused.exit_code == 2 and re.search(mentions(f"{name}={usual!r}", value, name.upper()), refused.stderr)
+    assert (folder / "config.json").read_text() == before
+    assert jaxfl.load(tmp_path / "a").job.identity()[name] == value
+    jobs.check(jaxfl.load(tmp_path / "a").job)
+    with pytest.raises(ValueError, match=mentions("checkpoint_dir", f"{name}={usual!r}", value)):
+        jaxfl.run(method, data, rounds=2, checkpoint_dir=tmp_path / "objects", resume=True)
+
+
 def test_a_method_in_a_file_is_taken_from_the_copy_where_the_file_has_changed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MINE)

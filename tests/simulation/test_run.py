@@ -937,6 +937,12 @@ def test_what_is_measured_wins_over_what_a_method_says():
     assert record["round"] == 1 and record["loss"] > 0 and record["own"] == 1
 
 
+def test_what_a_method_says_has_a_name_that_files_can_hold():
+    method = telling(fedavg(), **{"caf\udce9": lambda state: state.round})
+    with pytest.raises(ValueError, match=mentions("info.extra", r"'caf\udce9'")):
+        jaxfl.run(method, DATA, rounds=1, **OPTIONS)
+
+
 @pytest.mark.parametrize("kept", [True, False])
 def test_checkpoints_keep_what_a_method_says(kept, tmp_path):
     """And those written before it was kept are resumed."""

@@ -43,6 +43,7 @@ import numpy as np
 from jaxfl.clustering import scores
 from jaxfl.data.clients import FederatedData
 from jaxfl.tasks import Metrics
+from jaxfl.text import encodable
 
 # of whom or when an entry of a record is, what it is of their metrics, and the metric
 NAME = re.compile(
@@ -248,6 +249,8 @@ def _client_values(task: Metrics, sums: Any, rows: np.ndarray) -> dict[str, np.n
         raise ValueError(f"metrics must not be called {taken[0]!r}, which is another column of a run's clients.")
     if cut := [name for name in made if set(name) & set(',"\r\n')]:
         raise ValueError(f"metrics must have names without commas, quotation marks and line ends, got {cut[0]!r}.")
+    if wrong := [name for name in made if encodable(name) != name]:
+        raise ValueError(f"metrics must have names that UTF-8 can encode, got {wrong[0]!r}; rename it.")
     return {name: np.where(rows > 0, one, np.nan) for name, one in made.items()}
 
 

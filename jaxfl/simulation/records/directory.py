@@ -22,7 +22,16 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from jaxfl.files import copy_path, crc, is_empty, own_names, remove_partials, user_path, write_own_names
+from jaxfl.files import (
+    check_is_file,
+    copy_path,
+    crc,
+    is_empty,
+    own_names,
+    remove_partials,
+    user_path,
+    write_own_names,
+)
 from jaxfl.simulation.host.rows import NAME as ROWS
 from jaxfl.simulation.records import checkpoint
 from jaxfl.simulation.records.checkpoint import Saved
@@ -37,7 +46,7 @@ from jaxfl.simulation.records.history import (
     read_records,
     write_json,
 )
-from jaxfl.simulation.records.identity import FIELDS, FINGERPRINT
+from jaxfl.simulation.records.identity import FIELDS, FINGERPRINT, JAX_SETTINGS
 from jaxfl.typing import Params
 
 LOCK = ".jaxfl.lock"
@@ -61,6 +70,7 @@ def lock_folder(folder: Path, argument: str) -> Iterator[None]:
 
     Raises:
         FolderInUse: another run holds it; the message says which.
+        ValueError: there is a link, whose file would be written to, or a folder in the place of the lock.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as name, lock_folder(Path(name), "out"), lock_folder(Path(name), "out"):
@@ -68,6 +78,7 @@ def lock_folder(folder: Path, argument: str) -> Iterator[None]:
     True
     """
     path = folder / LOCK
+    check_is_file(path, argument)
     lock = FileLock(path, timeout=0, is_singleton=True)
     try:
         lock.acquire()
@@ -207,7 +218,7 @@ class RunDirectory:
                 file that no run has written.
         """
         with contextlib.ExitStack() as stack:
-            if (self.path / LOCK).exists():
+            if os.path.lexists(self.path / LOCK):
                 stack.enter_context(lock_folder(self.path, self.argument))
             self._refuse_file()
             self.check_names((*RUN_FILES, *names))
@@ -263,11 +274,7 @@ class RunDirectory:
                     f"{self.argument} {str(self.path)!r} has a file {name!r} that no run of jaxfl has written, and it "
                     "would be replaced; choose another directory, or move that file away."
                 )
-            if (self.path / name).is_symlink():  # some files are written in place, where a link would be followed
-                raise ValueError(
-                    f"{self.argument} {str(self.path)!r} has a link {name!r} in the place of a file of the run; put "
-                    "the file itself there, remove the link, or choose another directory."
-                )
+            check_is_file(self.path / name, self.argument)
 
     def _own_names(self) -> set[str]:
         """Returns the names of the files of the run: those listed, or those of a run of an older version."""
@@ -529,6 +536,14 @@ class RunDirectory:
                 raise ValueError(
                     f"{self.argument} {str(self.path)!r} holds a run whose {owner} is in a file that has changed; "
                     f"{back}, or choose another directory."
+                )
+            if name in JAX_SETTINGS:
+                before, now = (one.get(name, JAX_SETTINGS[name]) for one in (saved, wanted))
+                variable = name.upper()
+                remedy = f"set {variable}={before}" if name in saved else f"leave {variable} and jax.config.update out"
+                raise ValueError(
+                    f"{self.argument} {str(self.path)!r} holds a run that JAX computed with {name}={before!r}, got "
+                    f"{now!r}, which gives other numbers; {remedy}, or choose another directory."
                 )
             raise ValueError(
                 f"{self.argument} {str(self.path)!r} holds a run with {name}={saved.get(name)!r}, got "

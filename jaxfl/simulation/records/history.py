@@ -122,20 +122,26 @@ class History:
         """
         if self.path is not None and not self._writes:
             raise ValueError(f"{self.path} was opened to be read; History.writing(path) is for a run.")
-        if cluster is not None and len(cluster) <= MAX_FOLLOWED:
-            found = cluster.tolist()
-            if self.moves and (known := len(self.moves[-1]["cluster"])) != len(found):
-                raise ValueError(
-                    f"{CLUSTERS} must hold the cluster of each of the {len(found)} clients, got {known}; put it back, "
-                    "or remove it."
-                )
-            if not self.moves or self.moves[-1]["cluster"] != found:
-                self.moves.append({"round": record["round"], "cluster": found})
-                if self.path is not None:
-                    _append_line(self.path.parent / CLUSTERS, self.moves[-1])
+        if cluster is not None:
+            self.note_clusters(record["round"], cluster)
         self.records.append(record)
         if self.path is not None:
             _append_line(self.path, record)
+
+    def note_clusters(self, round: int, cluster: np.ndarray) -> None:
+        """Writes the cluster of every client `[N]` after a round if one has moved; of many clients, nothing is kept."""
+        if len(cluster) > MAX_FOLLOWED:
+            return
+        found = cluster.tolist()
+        if self.moves and (known := len(self.moves[-1]["cluster"])) != len(found):
+            raise ValueError(
+                f"{CLUSTERS} must hold the cluster of each of the {len(found)} clients, got {known}; put it back, or "
+                "remove it."
+            )
+        if not self.moves or self.moves[-1]["cluster"] != found:
+            self.moves.append({"round": round, "cluster": found})
+            if self.path is not None:
+                _append_line(self.path.parent / CLUSTERS, self.moves[-1])
 
     def correct(self, metrics: dict[str, Any]) -> None:
         """Writes these numbers over those of the last record."""

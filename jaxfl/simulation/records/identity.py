@@ -20,6 +20,26 @@ LOOKED_AT = 1000  # rows of a mapped file that say which file it is
 FIELDS = "data_fields"  # of an identity, see `fields_of`
 FINGERPRINT = "fingerprint"  # in a config and a summary, see `federation_fingerprint`
 DATA_CHECKSUM = "data_checksum"  # in a config, and among the options of a summary: of the user's own files
+# Settings of JAX that change more than a rounding, with the values of runs whose config does not have them.
+JAX_SETTINGS = {
+    "jax_enable_x64": False,
+    "jax_default_matmul_precision": None,
+    "jax_default_prng_impl": "threefry2x32",
+    "jax_threefry_partitionable": True,
+    "jax_random_seed_offset": 0,
+    "jax_high_dynamic_range_gumbel": False,
+}
+
+
+def jax_settings() -> dict[str, Any]:
+    """Returns the settings of JAX that change numbers and differ from `JAX_SETTINGS`, wherever they were set.
+
+    >>> with jax.enable_x64(True):
+    ...     jax_settings()
+    {'jax_enable_x64': True}
+    """
+    now = jax.config.values  # a name that another version of JAX lacks has its usual value
+    return {name: now[name] for name, usual in JAX_SETTINGS.items() if now.get(name, usual) != usual}
 
 
 def check_config(config: Mapping[str, Any] | None) -> None:
@@ -63,7 +83,7 @@ def identity_of(
         sampler: draws the cohorts, by its name.
         finetune: what clients train before they are tested a second time; not its optimiser, which has no name.
     """
-    identity = {**config, "seed": seed, "cohort": size, **data_identity(data)}
+    identity = {**config, **jax_settings(), "seed": seed, "cohort": size, **data_identity(data)}
     if sampler is not sampling.uniform:
         identity["sampler"] = sampling.sampler_name(sampler)
     if finetune is not None:

@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 
+from jaxfl import files
 from jaxfl.simulation.records import checkpoint, directory
 from jaxfl.simulation.records.checkpoint import NAME as CHECKPOINT
 from jaxfl.simulation.records.directory import CONFIG, HISTORY, SUMMARY, RunDirectory
@@ -141,6 +142,22 @@ def test_what_is_in_the_way_is_refused(held, tmp_path):
     with pytest.raises(ValueError, match=mentions("resume", "out", "None")):
         RunDirectory.at(None, resume=True, argument="out")
     assert RunDirectory.at(None, resume=False) is None
+
+
+@pytest.mark.parametrize("kind", ["link", "link to nothing", "folder", "pipe"])
+@pytest.mark.parametrize("name", [directory.LOCK, files.MARKER, HISTORY])
+def test_what_is_no_file_is_neither_written_to_nor_waited_for(held, tmp_path, name, kind):
+    path, mine = held.path / name, tmp_path / "mine.txt"
+    mine.write_text("mine")
+    path.unlink(missing_ok=True)
+    if kind.startswith("link"):
+        path.symlink_to(mine if kind == "link" else tmp_path / "nothing")
+    else:
+        {"folder": os.mkdir, "pipe": os.mkfifo}[kind](path)
+    for door in (lambda: held.check(CFG, resume=True), lambda: held.locked().__enter__()):
+        with pytest.raises(ValueError, match=mentions(str(held.path), name)):
+            door()
+    assert mine.read_text() == "mine" and not (tmp_path / "nothing").exists()
 
 
 def test_a_config_alone_is_in_nobodys_way(tmp_path):
