@@ -48,7 +48,7 @@ def writers(
 
     Warns:
         UserWarning: makers are left out because of `min_rows`, held out because they have no training rows, or not
-            tested because they have no test rows, while others are.
+            tested because they have no test rows, while others are, or because `max_rows` takes none of theirs.
     """
     official_test = by == "client" and source.test_clients is not None and not source.central
     clients = _row_makers(source, by)
@@ -87,8 +87,15 @@ def writers(
                 "method cannot assign them to a cluster; test_share=0.25 divides the rows of all makers anew.",
                 stacklevel=2,
             )
-        untested = np.array([not len(part) for part in test])
-        if 0 < untested.sum() < (~unseen).sum():  # more than that: the test set has makers of its own
+        lost = np.array([not len(part) and rows[-1] >= count for part, rows in zip(test, all_rows, strict=True)])
+        if lost.any():
+            warnings.warn(
+                f"{source.name}: max_rows={max_rows} leaves {lost.sum()} of {len(lost)} makers without the test rows "
+                "that they have, and they are in no metric; take more rows, or leave max_rows out.",
+                stacklevel=2,
+            )
+        untested = np.array([not len(part) for part in test]) & ~lost
+        if 0 < untested.sum() < (~unseen & ~lost).sum():  # more than that: the test set has makers of its own
             warnings.warn(
                 f"{source.name}: {untested.sum()} of {len(untested)} makers have no test rows and are in no metric; "
                 "test_share=0.25 divides the rows of all makers anew.",

@@ -64,6 +64,23 @@ def test_all_the_arrays(path):
     np.testing.assert_array_equal(source.test_inputs, TEST_IMAGES)
 
 
+@pytest.mark.parametrize(
+    ("column", "one", "other"),
+    [("client", "ann", "Ann"), ("client", "ann", "ann "), ("group", "S\u00fcd", "Su\u0308d"), ("domain", "pen", "Pen")],
+)
+def test_names_that_look_alike_are_told(path, column, one, other):
+    arrays = {"client": np.repeat(["x", "y"], 10), column: np.repeat([one, other], 10)}
+    np.savez(path, **PLAIN, **arrays)
+    with pytest.warns(UserWarning, match=mentions(str(path), column, repr(one), repr(other))):
+        npz.load(path)
+
+
+def test_a_maker_whose_test_rows_have_another_case_is_told(path):
+    np.savez(path, **TESTED, client=np.repeat(["ann", "bob"], 10), test_client=np.repeat(["Ann", "bob"], 3))
+    with pytest.warns(UserWarning, match=mentions("client", "'ann'", "'Ann'")):
+        npz.load(path)
+
+
 def test_other_names(path):
     arrays = {"pixels": IMAGES, "digit": LABELS, "pen": LABELS, "town": LABELS // 5}
     tested = {"test_pixels": TEST_IMAGES, "test_digit": TEST_LABELS, "test_pen": TEST_LABELS}

@@ -45,6 +45,22 @@ def write(path, columns, names=(), **options):
     return path
 
 
+@pytest.mark.parametrize(("role", "one", "other"), [("client", "ann", "ann "), ("label", "cat", "Cat")])
+def test_names_that_look_alike_are_told(role, one, other, tmp_path):
+    path = write(tmp_path / "a.parquet", column(role, [one, other] * 6))
+    with pytest.warns(UserWarning, match=mentions(str(path), role, repr(one), repr(other))):
+        parquet.load(path)
+
+
+@pytest.mark.parametrize("name", ["more/train.parquet", "more/deep/train.parquet", "test.PARQUET"])
+def test_files_elsewhere_are_told(name, tmp_path):
+    for file in ("train.parquet", name, ".cache/old.parquet"):
+        write(tmp_path / file, column("label", LABELS))
+    with pytest.warns(UserWarning, match=mentions(str(tmp_path), name, "(1)")) as told:
+        assert len(parquet.load(tmp_path).inputs) == 12
+    assert len(told) == 1 and ".cache" not in str(told[0].message)
+
+
 def test_the_hubs_layout(tmp_path):
     for shard in range(3):
         rows = slice(4 * shard, 4 * shard + 4)

@@ -275,6 +275,14 @@ def test_makers_with_training_rows_are_never_held_out():
         assert sizes.tolist() == ([13] * 8 + [12] * 2 if most is None else [most] * 10)
 
 
+@NO_GROUPS
+def test_test_rows_that_no_maker_keeps_are_told():
+    origin = replace(source(8, 16), clients=np.arange(8), test_clients=np.arange(16) % 8)
+    with pytest.warns(UserWarning, match=mentions("max_rows=1", "8 of 8 makers", "test rows")):
+        fed = natural.writers(origin, max_rows=1, min_rows=1)
+    assert not fed.test.size.any() and fed.train.size.all()
+
+
 def test_dirichlet_clients_of_many_rows_may_keep_some():
     options = {"num_clients": 6, "alpha": 0.3, "min_rows": 2}
     few, whole = (skews.dirichlet(source(), max_rows=most, **options) for most in (5, None))

@@ -1,6 +1,7 @@
 """tensorflow-datasets without TensorFlow: mocked data sets of many shapes, and real ones that the test prepares."""
 
 import io
+import json
 import shutil
 import sys
 from typing import NamedTuple
@@ -229,3 +230,32 @@ def test_code_of_a_community_is_not_fetched(name, tmp_path, monkeypatch):
     monkeypatch.setattr(tfds, "_builder", lambda *_: pytest.fail("the library was called"))
     with pytest.raises(ValueError, match=mentions(f"tfds:{name}", "namespace")):
         tfds.load(name, tmp_path)
+
+
+def nested(content):
+    """A name in a text of JSON within the description of a feature."""
+    content["featuresDict"]["features"]["pen"] = {
+        "jsonFeature": {"json": json.dumps({"feature": {"type": "evil.Pen"}})}
+    }
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("features.json", lambda content: content.update(pythonClassName="evil.Pen")),
+        ("features.json", lambda content: content.update({"python_class_name": "evil.Pen"})),
+        ("features.json", lambda content: content.update({"type": "evil.Pen", "content": {}})),
+        ("features.json", nested),
+        ("dataset_info.json", lambda content: content.update(features={"pythonClassName": "evil.Pen"})),
+    ],
+)
+def test_no_module_is_imported_that_a_folder_names(file, change, tmp_path, monkeypatch):
+    folder = prepare(tmp_path / "data", Kind({"train": colour(3)}))
+    (tmp_path / "evil.py").write_text("raise SystemExit('executed')")
+    monkeypatch.syspath_prepend(tmp_path)
+    content = json.loads((folder / file).read_text())
+    change(content)
+    (folder / file).write_text(json.dumps(content))
+    for place in (folder, tmp_path / "data"):
+        with pytest.raises(ValueError, match=mentions("tfds:crockery", "evil.Pen", file)):
+            tfds.load("crockery", place)

@@ -37,6 +37,24 @@ def split_sentence(path: Path, name: str) -> str:
     )
 
 
+def warn_alike_texts(name: str, *columns: np.ndarray | None) -> None:
+    """Warns of names that differ in their case, in spaces at their ends or in the form of their accents alone.
+
+    Args:
+        name: of the columns, for the message.
+        *columns: the values, of training and of test rows; those that are no texts, and None, have none.
+    """
+    texts = [column for column in columns if column is not None and column.dtype.kind == "U"]
+    known: dict[str, str] = {}
+    for text in np.unique(np.concatenate(texts)).tolist() if texts else ():
+        if (other := known.setdefault(unicodedata.normalize("NFC", text.strip()).casefold(), text)) != text:
+            warnings.warn(
+                f"{name} has {other!r} and {text!r}, which are different names here; write one name in one way.",
+                stacklevel=3,
+            )
+            return
+
+
 def check_rows(
     path: Path, arrays: Mapping[str, np.ndarray], file_names: Mapping[str, str], *, prefix: str = ""
 ) -> None:
@@ -154,22 +172,3 @@ def normaliser(path: Path, key: str, values: np.ndarray) -> float | np.ndarray:
     """Returns a mean or a standard deviation, a number or one per channel."""
     check_normaliser(key, values, f"{path}: ")
     return float(values) if values.ndim == 0 else values
-
-
-def warn_alike_texts(name: str, texts: np.ndarray, *, case: bool) -> None:
-    """Warns of texts that differ in spaces at their ends or in the form of their accents alone, or in their case.
-
-    Args:
-        name: of the column, for the message.
-        texts: its values.
-        case: whether texts that differ in their case alone are different on purpose, such as ids.
-    """
-    known: dict[str, str] = {}
-    for text in np.unique(texts).tolist():
-        plain = unicodedata.normalize("NFC", text.strip())
-        if (other := known.setdefault(plain if case else plain.casefold(), text)) != text:
-            warnings.warn(
-                f"{name} has {other!r} and {text!r}, which are different names here; write one name in one way.",
-                stacklevel=3,
-            )
-            return

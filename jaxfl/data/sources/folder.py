@@ -81,7 +81,7 @@ def load(data_dir: Folder = None, *, size: int | None = None) -> Source:
     number = {name: place for place, name in enumerate(names)}
     known = bool(train[0].client)
     for what, texts in (("classes", names), ("clients", {one.client for one in images})):
-        checks.warn_alike_texts(f"{top}: {what}", np.array(sorted(texts)), case=False)
+        checks.warn_alike_texts(f"{top}: {what}", np.array(sorted(texts)))
     # of both parts at once, so that they have one shape
     pixels = pictures.read_all([one.path for one in (*train, *test)], size=size, remedy=DAMAGED)
     return Source(

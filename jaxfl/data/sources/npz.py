@@ -166,6 +166,9 @@ def _source_from_arrays(path: Path, arrays: Mapping[str, np.ndarray], file_names
                 f"{path}: {file_names.get(key, key)} must have the {key.removeprefix('test_')} of each {owner}, got "
                 "NaN; leave the array out."
             )
+    if origin is None:  # what `save` writes was told when it was read
+        for key in ("client", "group", "domain"):
+            checks.warn_alike_texts(f"{path}: {file_names.get(key, key)}", arrays.get(key), arrays.get(f"test_{key}"))
     groups = arrays.get("group")
     if groups is not None and "group" not in names and origin is None:
         values, groups = np.unique(groups, return_inverse=True)

@@ -152,14 +152,22 @@ def load(
             shape.
 
     Warns:
-        UserWarning: files of a split that is neither `train` nor `test` are not read; or without files of `test`, the
-            name of a file or of a column says which rows are for tests, and all are divided anew.
+        UserWarning: files of a split that is neither `train` nor `test`, or in another folder, are not read; names
+            differ in their case or in spaces alone; or without files of `test`, the name of a file or of a column says
+            which rows are for tests, and all are divided anew.
     """
     files = shards.files_in(data_dir)
     train_files, test_files = (
         (files, []) if files == [Path(data_dir or "")] else shards.select_splits(files, split, "test")
     )
     unread = [path.name for path in files if path not in (*train_files, *test_files)]
+    if others := shards.others_in(data_dir, files):
+        more = " and others" if len(others) > 3 else ""
+        warnings.warn(
+            f"{data_dir}: {', '.join(others[:3])}{more} are not read, only the .parquet files in {files[0].parent} "
+            f"({len(files)}); put all files into one folder, and call them .parquet.",
+            stacklevel=2,
+        )
     if unread and split == "train":  # which nobody may have chosen
         more = " and others" if len(unread) > 3 else ""
         warnings.warn(
@@ -186,6 +194,8 @@ def load(
                 f"{test_files[0]}: test images must have the type and shape of training images, {first}, got "
                 f"{second}; resize them."
             )
+    for role in ("label", "client", "group"):
+        checks.warn_alike_texts(f"{train_files[0]}, column {columns[role]}", train.get(role), test.get(role))
     names, num_classes = _number_classes(train_files[0], _class_names(schema, columns["label"]), train, test)
     groups, group_names = _number_groups(train_files[0], train, columns["group"], required=bool(group))
     pixels = train["image"].dtype == np.uint8

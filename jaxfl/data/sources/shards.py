@@ -31,6 +31,19 @@ def files_in(data_dir: Folder) -> list[Path]:
     return sorted(below[0].glob("*.parquet"))
 
 
+def others_in(data_dir: Folder, files: Sequence[Path]) -> list[str]:
+    """Returns the paths of parquet files in a folder, or one to three folders deep, that are not among `files`.
+
+    Args:
+        data_dir: the folder; of a file there are none. Hidden files, and those in hidden folders, are left out.
+        files: those that are read.
+    """
+    top = Path(data_dir or "")
+    there = (path for depth in range(4) for path in top.glob("*/" * depth + "*"))
+    others = [path.relative_to(top) for path in there if path.suffix.lower() == ".parquet" and path not in files]
+    return sorted(str(path) for path in others if not any(part.startswith(".") for part in path.parts))
+
+
 def select_splits(files: Sequence[Path], *wanted: str) -> list[list[Path]]:
     """Returns the files of the training split, and the files of the test split, which may be empty."""
     splits: dict[str, list[Path]] = {}

@@ -201,15 +201,16 @@ def read_source(
         texts = _text_column(path, roles.target, target)
         if target_kind == "auto":
             _check_class_texts(f"{path}: {roles.target}", texts)
-        checks.warn_alike_texts(f"{path}: {roles.target}", texts, case=False)
+        checks.warn_alike_texts(f"{path}: {roles.target}", texts)
         names, labels = np.unique(texts, return_inverse=True)
         class_names, num_classes = tuple(names.tolist()), len(names)
     clients = _text_column(path, roles.client, frame[roles.client]) if roles.client else None
     if clients is not None:
-        checks.warn_alike_texts(f"{path}: {roles.client}", clients, case=True)
+        checks.warn_alike_texts(f"{path}: {roles.client}", clients)
     groups, group_names = None, np.zeros(0, str)
     if roles.group:
         group_names, groups = np.unique(_text_column(path, roles.group, frame[roles.group]), return_inverse=True)
+        checks.warn_alike_texts(f"{path}: {roles.group}", group_names)
     return Source(
         name,
         inputs,

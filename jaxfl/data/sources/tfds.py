@@ -2,15 +2,20 @@
 
 import functools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jaxfl.data import bounded
 from jaxfl.data.casts import to_texts
 from jaxfl.data.sources.base import Folder, Source, SourceEntry
 
 COARSE = "coarse_label"  # name of CIFAR-100 for the feature with groups of classes
+DESCRIPTIONS = ("features.json", "dataset_info.json")  # of a prepared folder: the classes of its features are in them
+CLASS_KEYS = ("pythonClassName", "python_class_name", "type")  # of the name of a class there, the last in old folders
+LIBRARY = "tensorflow_datasets."  # begins the names of the library's own classes
 
 
 def load(name: str, data_dir: Folder = None, *, client: str = "") -> Source:
@@ -26,14 +31,16 @@ def load(name: str, data_dir: Folder = None, *, client: str = "") -> Source:
         client: feature with the maker of an example, a number or a text; "" if there is none.
 
     Raises:
-        ValueError: the data set does not exist, has a namespace, is not prepared in a random-access format, is damaged,
-            or does not have images of one shape with a label.
+        ValueError: the data set does not exist, has a namespace, names a class that is not the library's, is not
+            prepared in a random-access format, is damaged, or does not have images of one shape with a label.
     """
     if re.match(r"[^:/]+:(?![\d*])", name):  # of a namespace the library fetches code, and runs it
         raise ValueError(
             f"tfds:{name} must be a data set of tensorflow-datasets itself, without a namespace; write it to an npz "
             "file."
         )
+    if data_dir is not None:
+        _check_classes(name, Path(data_dir).expanduser())
     try:
         builder = _builder(name, data_dir)
         known = builder.info.splits or ("train",)
@@ -80,6 +87,47 @@ def load(name: str, data_dir: Folder = None, *, client: str = "") -> Source:
         mean=0.0 if pixels else None,
         std=255.0 if pixels else None,
     )
+
+
+def _check_classes(name: str, top: Path) -> None:
+    """Checks that the features of a prepared folder are of the library's classes: it imports the module of any other.
+
+    Args:
+        name: of the data set.
+        top: the folder, or one above it.
+
+    Raises:
+        ValueError: a description cannot be read, or names another class; the message has its file.
+    """
+    whole = name.partition(":")[0]
+    tops = [top, *(top / one for one in dict.fromkeys((whole.partition("/")[0], whole)) if one)]
+    below = [folder for one in tops[1:] for pattern in ("*", "*/*") for folder in one.glob(pattern)]  # of versions
+    for path in (path for folder in (*tops, *below) for file in DESCRIPTIONS if (path := folder / file).is_file()):
+        try:
+            named = list(_class_names(bounded.read_object(path, bounded.FREE)))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"tfds:{name} must have a readable {path} ({error}); prepare it again.") from error
+        if others := [one for one in named if not one.startswith(LIBRARY)]:
+            raise ValueError(
+                f"tfds:{name} must have features of tensorflow-datasets itself, got {others[0]!r} in {path}, whose "
+                "module would be executed; write the arrays to an npz file."
+            )
+
+
+def _class_names(content: Any) -> Iterator[str]:
+    """Yields the names of classes in a description; a text in it may be JSON as well."""
+    if isinstance(content, list):
+        for one in content:
+            yield from _class_names(one)
+    if not isinstance(content, dict):
+        return
+    for key, value in content.items():
+        if key in CLASS_KEYS and isinstance(value, str) and "." in value:
+            yield value
+        elif key == "json" and isinstance(value, str):
+            yield from _class_names(bounded.parse_json(value))
+        else:
+            yield from _class_names(value)
 
 
 def _builder(name: str, data_dir: Folder) -> Any:
