@@ -39,9 +39,7 @@ def write(experiment: Experiment, scale: str, folder: Path) -> Path:
     entries = collect(experiment, scale, folder)
     out = check_folder(experiment, folder)
     out.mkdir(parents=True, exist_ok=True)
-    for path in (out / name for name in _shown(out / MARKDOWN)):
-        if path.is_file() and has_mark(path, signature("report").encode()):  # of a report that was edited, others stay
-            path.unlink()
+    before = _shown(out / MARKDOWN)
     drawn: set[frozenset[str]] = set()
     blocks = [
         page.Heading(1, f"{experiment.title}: {scale} scale"),
@@ -53,6 +51,11 @@ def write(experiment: Experiment, scale: str, folder: Path) -> Path:
     ]
     write_text(out / MARKDOWN, page.markdown(blocks))
     write_text(out / HTML, page.html(f"{experiment.name}, {scale}", blocks, out, "report"))
+    for path in (
+        out / name for name in {*before} - {*_shown(out / MARKDOWN)}
+    ):  # last: the report that was there is whole
+        if path.is_file() and has_mark(path, signature("report").encode()):  # of a report that was edited, others stay
+            path.unlink()
     return out / MARKDOWN
 
 

@@ -97,6 +97,8 @@ def reproduce(
     elif items:
         raise ValueError("items are options of a method; add --method NAME.")
     chosen, wanted = _chosen(arguments)
+    for study in (one for one in chosen if isinstance(one, Study) and studies.read(folder, one) is None):
+        studies.check_pictures(folder, study)  # before anything is trained
     lines = results.read(folder / results.RESULTS)
     missing = {place: one for place, one in wanted.items() if results.find(lines, one.job) is None}
     console = stderr()

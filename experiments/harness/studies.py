@@ -1,7 +1,7 @@
 """Studies of an experiment: made once, kept in `studies/` as JSON and pictures beside the results.
 
 A study has a file for its words and numbers, written last: where it is, the study is not made again. Delete it to make
-the study again.
+the study again; pictures of others beside it are not replaced.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ import jaxfl
 from experiments.harness.base import Cell, Made, Study
 from jaxfl.cli.tables.console import stderr
 from jaxfl.data.clients import FederatedData
+from jaxfl.files import check_output, signature
 from jaxfl.jobs.job import execute
 from jaxfl.methods.base import Method
 from jaxfl.plots.style import write_picture
@@ -64,14 +65,16 @@ def write(folder: Path, study: Study, data_dir: str | None) -> dict[str, Any]:
         folder: of the experiment's results.
         study: of a scale.
         data_dir: folder of the data's files.
+
+    Raises:
+        ValueError: as `check_pictures`.
     """
-    began = time.perf_counter()
+    began, path = time.perf_counter(), _path(folder, study)
+    check_pictures(folder, study)
     made: Made = study.make(data_dir)
-    path = _path(folder, study)
     path.parent.mkdir(parents=True, exist_ok=True)
-    pictures = {}
+    pictures = {text: f"{path.stem}-{slug(text)}.png" for text in made.pictures}
     for text, figure in made.pictures.items():
-        pictures[text] = f"{path.stem}-{slug(text)}.png"
         write_picture(figure, path.parent / pictures[text], dpi=100, command="report")
     found = {
         "label": study.label,
@@ -84,6 +87,17 @@ def write(folder: Path, study: Study, data_dir: str | None) -> dict[str, Any]:
     }
     write_json(path, found)
     return found
+
+
+def check_pictures(folder: Path, study: Study) -> None:
+    """Checks that the pictures of a study, if there are some, were drawn by an experiment.
+
+    Raises:
+        ValueError: one is another; the message names it.
+    """
+    path = _path(folder, study)
+    for picture in sorted(path.parent.glob(f"{path.stem}-*.png")):
+        check_output(picture, "out", signature("report"))
 
 
 def train(cell: Cell, data_dir: str | None) -> tuple[Method, Result]:

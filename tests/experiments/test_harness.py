@@ -513,6 +513,21 @@ def test_a_report_removes_its_own_pictures_alone(small, tmp_path):
     assert drawn.exists() and not (folder / "before.png").exists() and (folder / "mine.png").read_text() == "mine"
 
 
+def test_a_report_that_is_stopped_leaves_the_one_before_whole(small, tmp_path, monkeypatch):
+    run.reproduce("small", "paper", out=tmp_path)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "report").iterdir()}
+    assert len(before) > 3
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    for module, name in ((report.figures, "comparison"), (report.figures, "convergence"), (report.page, "html")):
+        with monkeypatch.context() as stopped, pytest.raises(KeyboardInterrupt):
+            stopped.setattr(module, name, stop)
+            report.reports("small", "paper", tmp_path)
+        assert {path.name for path in (tmp_path / "report").iterdir()} == before.keys()
+
+
 def test_a_folder_of_results_executes_no_method_that_is_not_named(small, tmp_path, monkeypatch):
     own, mark = tmp_path / "own.py", tmp_path / "executed"
     own.write_text(f"open({str(mark)!r}, 'w').close()\nfrom jaxfl.methods import fedavg as make\n")
@@ -654,6 +669,17 @@ def test_studies_are_made_once_and_shown(with_studies, tmp_path):
     assert made == [("Figure 1", None)], "what is there is not made again"
     with pytest.raises(ValueError, match=mentions("only", "figure 3", "T / FedAvg / C", "Figure 2")):
         run.reproduce("small", "paper", out=tmp_path, only="figure 3")
+
+
+def test_a_picture_of_something_else_is_not_replaced_by_a_study(with_studies, tmp_path):
+    _, made = with_studies
+    mine = tmp_path / "studies" / "figure-2-all-of-it.png"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    with pytest.raises(ValueError, match=mentions("out", str(mine))):
+        run.reproduce("small", "paper", out=tmp_path)
+    assert not made and mine.read_text() == "mine"
+    assert run.reproduce("small", "paper", out=tmp_path, only="figure*1") == 0
 
 
 @pytest.mark.parametrize(
