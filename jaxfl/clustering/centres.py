@@ -95,8 +95,7 @@ def trimmed_mean(points: Array, labels: Array, empty: Array, *, share: float) ->
         values = jnp.where(inside[:, None], values, 0)  # a NaN of a point outside all clusters must not spread
         rank = _ranks(values, labels)
         counted = ((rank >= first[:, None]) & (rank < last[:, None])) | jnp.isnan(values)  # NaN has no rank
-        sums = jnp.matmul(onehot.T, jnp.where(counted, values, 0), precision="highest")  # [K, b]
-        return sums / safe[:, None]
+        return _cluster_sums(onehot, jnp.where(counted, values, 0)) / safe[:, None]
 
     width = min(_block_width(points), length)
 
@@ -167,9 +166,23 @@ def _weighted_mean(points: Array, labels: Array, weight: Array, empty: Array) ->
     belongs = labels[:, None] == slots[None]  # [N, K]
     share = jnp.where(belongs, weight, 0)  # [N, K]
     inside = belongs.any(1, keepdims=True)
-    sums = jnp.matmul(share.T, jnp.where(inside, points, 0), precision="highest")  # [K, d]
+    sums = _cluster_sums(share, jnp.where(inside, points, 0))
     total = share.sum(0)[:, None]
     return jnp.where(total > 0, sums / jnp.where(total > 0, total, 1), empty)
+
+
+def _cluster_sums(share: Array, values: Array) -> Array:
+    """Returns the sums `[K, d]` of values `[N, d]` by the shares `[N, K]` that the clusters have in their rows.
+
+    What is not finite is of the clusters with a share in its row alone: in a product it is of all, 0 times NaN is NaN.
+    """
+    finite = jnp.isfinite(values)
+    sums = jnp.matmul(share.T, jnp.where(finite, values, 0), precision="highest")  # [K, d]
+
+    def others() -> Array:
+        return jnp.where((share > 0)[:, :, None], jnp.where(finite, 0, values)[:, None], 0).sum(0)
+
+    return sums + lax.cond(finite.all(), lambda: jnp.zeros_like(sums), others)
 
 
 def _middle(points: Array, member: Array) -> Array:

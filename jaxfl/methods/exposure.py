@@ -18,7 +18,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args
 
-from jaxfl.schema import function_options
+from jaxfl.schema import function_options, is_known
 
 ServerSees = Literal["nothing", "sums", "numbers", "representations", "updates", "data", "unknown"]
 LEVELS = get_args(ServerSees)
@@ -33,7 +33,8 @@ class Seen(NamedTuple):
         level: the most that it is sent, before the rounds or in them; `"unknown"` if that is not declared.
         rounds: what it is sent in the rounds, as a phrase.
         before: what it is sent before the first round, as a phrase; empty if nothing.
-        options: the options' values with which this is so; none for all others.
+        options: the options' values with which this is so; none for all others. Inside a trace the number of an option
+            that is `Traceable` is not known, and such a view does not count.
     """
 
     level: ServerSees
@@ -93,7 +94,8 @@ def seen_with(factory: Callable[..., Any], options: Mapping[str, Any]) -> Seen:
     """
     declared: tuple[Seen, ...] = getattr(factory, "seen", ())
     given = given_options(factory, options, getattr(factory, "seen_presets", {}))
-    fitting = [one for one in declared if one.options.items() <= given.items()]
+    known = {name: value for name, value in given.items() if is_known(value)}
+    fitting = [one for one in declared if one.options.items() <= known.items()]
     return fitting[-1] if fitting else Seen("unknown", "")
 
 

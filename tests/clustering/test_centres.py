@@ -1,5 +1,7 @@
 """Centres of clusters against NumPy and SciPy, one cluster after the other."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -90,6 +92,21 @@ def test_nan_is_not_trimmed_away(share):
     points = np.array([[1, 1, 1], [2, 2, 2], [3, np.nan, np.nan], [6, 4, np.nan]], np.float32)
     got = centres.trimmed_mean(points, jnp.zeros(4, jnp.int32), jnp.zeros((1, 3)), share=share)
     assert np.isnan(got[0]).tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(
+    "fn", [centres.mean, functools.partial(centres.trimmed_mean, share=0.2), centres.geometric_median, centres.median]
+)
+def test_what_is_not_finite_is_of_its_own_cluster_alone(fn, value):
+    points = np.random.default_rng(0).normal(size=(9, 3)).astype(np.float32)
+    labels = np.repeat(np.arange(3, dtype=np.int32), 3)
+    given_ = jnp.asarray(labels), jnp.zeros((3, 3))
+    wanted = fn(jnp.asarray(points), *given_)
+    points[4:6, 1] = value
+    got = fn(jnp.asarray(points), *given_)
+    np.testing.assert_array_equal(got[::2], wanted[::2])
+    assert not np.isfinite(got[1, 1])
 
 
 def test_share_out_of_range_names_the_remedy():

@@ -1,5 +1,6 @@
 """Every registered method passes every check of the battery; methods that break a law are caught."""
 
+import inspect
 import itertools
 
 import jax
@@ -10,10 +11,12 @@ import pytest
 from flax import struct
 from jax.experimental import io_callback
 
+import jaxfl
 from jaxfl import methods
 from jaxfl.methods import METHODS, Row
 from jaxfl.methods.averaging import AveragingState
 from jaxfl.methods.base import keep_clusters, write_clusters
+from jaxfl.methods.exposure import Seen, server_sees
 from jaxfl.schema import describe, function_options, literal_values
 from jaxfl.testing import CHECKS
 from jaxfl.testing.small import case_options, linear_task
@@ -143,6 +146,17 @@ def test_a_method_around_another_one_declares_what_that_one_does():
     alone = methods.fedavg(task, optimizer)._replace(server_sees=None)
     assert methods.ditto(task, optimizer, solver=alone).server_sees == "unknown"
     assert methods.fedavg(task, optimizer, update="chain").server_sees == "updates"
+
+
+def test_a_view_may_depend_on_a_number_that_programs_take_as_an_argument(monkeypatch):
+    """Inside their traces it is not known, and nobody asks."""
+    row = METHODS["fedprox"]
+    seen = Seen("sums", "the sum"), Seen("updates", "each model", options={"proximal_weight": 0.5})
+    monkeypatch.setitem(METHODS, "fedprox", row._replace(factory=server_sees(*seen)(inspect.unwrap(row.factory))))
+    for weight, level in ((0.5, "updates"), (0.1, "sums")):
+        small = {"num_clients": 4, "rows_per_client": 20, "model": "logistic", "proximal_weight": weight}
+        result = jaxfl.run_named("fedprox", "iid-digits", rounds=1, cohort=2, **small)
+        assert result.method.server_sees == level
 
 
 def test_a_check_tells_what_an_undeclared_server_sees():

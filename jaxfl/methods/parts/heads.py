@@ -49,7 +49,7 @@ class Head(NamedTuple):
 
 
 class Features(NamedTuple):
-    """The value of a function of a network for a batch, with its features and logits."""
+    """The value of a function of a network for a batch, with its features and logits in the type of the head."""
 
     value: Any  # of the function: a loss or outputs
     features: Array  # x [B, d]
@@ -113,15 +113,19 @@ def with_features(fn: Callable[..., Any], head: Head) -> Callable[..., Features]
     def run(model: Params, batch: Batch, *others: Any, change: Change | None = None) -> Features:
         (kernel, bias), seen = head.weights(model), []
 
+        def changed(x: Array) -> Array:
+            return x if change is None else change(x.astype(kernel.dtype)).astype(x.dtype)
+
         def product(x: Array) -> Array:
             seen.append(x)
-            return (x if change is None else change(x)) @ kernel
+            return changed(x) @ kernel.astype(x.dtype)  # of a network in half precision its own product
 
         value = fast(model, batch, *others, products={tree.names(model).index(head.kernel): product})
         if len(seen) != 1:
             raise ValueError(f"task must use the kernel of its last layer, {head.kernel}, once, got {len(seen)} uses.")
         x = seen[0]
-        return Features(value, x, (x if change is None else change(x)) @ kernel + bias[None])
+        logits = changed(x) @ kernel.astype(x.dtype) + bias.astype(x.dtype)[None]
+        return Features(value, x.astype(kernel.dtype), logits.astype(kernel.dtype))
 
     return run
 

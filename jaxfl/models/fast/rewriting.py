@@ -27,7 +27,8 @@ from jaxfl.typing import Array
 
 INLINE = ("jit", "pjit", "closed_call", "core_call")  # programs that are opened
 ProductFunction = Callable[[Array], Array]
-NO_PRODUCTS: Mapping[int, ProductFunction] = {}
+# By the identity of the array W: the array, which keeps it, and what is taken in place of x W.
+Factors = dict[int, tuple[Any, ProductFunction]]
 PRODUCT, GROUP_SUM = "product", "sum over groups"
 SILENT = (PRODUCT, GROUP_SUM)  # kinds that a summary does not name
 LOOPS = ("scan", "while", "cond", "checkpoint", "remat", "remat2")  # programs whose insides are replaced
@@ -41,7 +42,8 @@ def in_fast_forms(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     Returns:
         `(*args, products=None)` like `fn`. `products` has what is taken in place of a matrix product: `x -> x W` by the
-        place of W among the leaves of the arguments, for those that `dense_layers.find_dense_kernels` finds.
+        place of W among the leaves of the arguments, for those that `dense_layers.find_dense_kernels` finds; also where
+        the network multiplies with W in another type, as one in half precision does.
 
     >>> import jax.numpy as jnp
     >>> from flax import linen as nn
@@ -56,7 +58,8 @@ def in_fast_forms(fn: Callable[..., Any]) -> Callable[..., Any]:
             return fn(*args)
         program, shapes = _traced(fn, args) if products else jax.make_jaxpr(fn, return_shape=True)(*args)
         values = jax.tree.leaves(args)
-        results = _evaluate(program, values, {id(values[place]): taken for place, taken in (products or {}).items()})
+        factors = {id(values[place]): (values[place], taken) for place, taken in (products or {}).items()}
+        results = _evaluate(program, values, factors)
         return jax.tree.unflatten(jax.tree.structure(shapes), map(rows_last.rows_first, results))
 
     return fast
@@ -142,12 +145,12 @@ def inner_programs(params: Mapping[str, Any]) -> list[core.ClosedJaxpr | core.Ja
     return [one for one in values if isinstance(one, core.ClosedJaxpr | core.Jaxpr)]
 
 
-def _evaluate(program: Any, values: Sequence[Any], products: Mapping[int, ProductFunction] = NO_PRODUCTS) -> list[Any]:
-    """Runs a program in fast forms; `products` are by the identity of the array multiplied with.
+def _evaluate(program: Any, values: Sequence[Any], factors: Factors | None = None) -> list[Any]:
+    """Runs a program in fast forms; `factors` get those arrays that are casts of one of them.
 
     Arrays that are given or returned may be `rows_last.RowsLast`.
     """
-    jaxpr = program.jaxpr
+    jaxpr, factors = program.jaxpr, {} if factors is None else factors
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*program.consts, *values], strict=True))
 
     def read(atom: Any) -> Any:
@@ -161,16 +164,17 @@ def _evaluate(program: Any, values: Sequence[Any], products: Mapping[int, Produc
         )
         inner = inner_programs(equation.params) if name in INLINE + LOOPS else []
         worthwhile = any(map(_count_replaceable, inner))
-        taken = [products[id(value)] for value in given if id(value) in products]
+        taken = [factors[id(value)][1] for value in given if id(value) in factors]
         opened = worthwhile or taken or any(isinstance(value, rows_last.RowsLast) for value in given)
         if (images := rows_last.rows_last_result(equation, kind, given)) is not None:
             results = [images]
         elif opened and name in INLINE and len(inner) == 1:
-            results = _evaluate(inner[0], given, products)
+            results = _evaluate(inner[0], given, factors)
         else:
             given = list(map(rows_last.rows_first, given))
             if name == "dot_general" and taken:
-                results = [taken[0](given[0])]
+                aval: Any = equation.outvars[0].aval
+                results = [taken[0](given[0]).astype(aval.dtype)]
             elif kind is not None:
                 results = [REPLACEMENTS[kind](equation, *given)]
             else:
@@ -178,6 +182,8 @@ def _evaluate(program: Any, values: Sequence[Any], products: Mapping[int, Produc
                     {key: _rewrite_parameter(value) for key, value in equation.params.items()} if worthwhile else None
                 )
                 results = rows_last.run_equation(equation if params is None else equation.replace(params=params), given)
+        if name == "convert_element_type" and taken:
+            factors[id(results[0])] = results[0], taken[0]
         known.update(zip(equation.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 

@@ -74,6 +74,28 @@ def test_features_times_the_head_are_the_outputs(name, data, key):
     np.testing.assert_allclose(trained.value, task.loss(model, batch, key), rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", networks())
+@jax.numpy_dtype_promotion("standard")  # flax's normalisation needs it
+def test_a_network_in_half_precision_has_its_head(name, data, key):
+    """A cast is no use of a kernel: the last layer is the same, and its features are in the type of the head."""
+    module, width = networks()[name]
+    task, whole = (jaxfl.classification(module, data, compute=compute) for compute in ("bfloat16", "float32"))
+    head, model = heads.find_head(task, "fedproto"), task.init(key)
+    assert head == heads.find_head(whole, "fedproto")
+    batch = data.batch(data.train, 1, jnp.arange(40))
+    seen = jax.jit(heads.with_features(task.outputs, head))(model, batch)
+    assert {seen.features.dtype, seen.logits.dtype, seen.value.dtype} == {jnp.dtype(jnp.float32)}
+    np.testing.assert_allclose(seen.value, task.outputs(model, batch), rtol=0.02, atol=0.02)
+    np.testing.assert_allclose(seen.logits, seen.value, rtol=0.02, atol=0.02)
+    near = heads.with_features(whole.outputs, heads.find_head(whole, "fedproto"))(model, batch)
+    np.testing.assert_allclose(seen.features, near.features, rtol=0.05, atol=0.05)
+    moved = heads.with_features(task.outputs, head)(model, batch, change=lambda x: x + jnp.ones((1, width)))
+    assert not np.allclose(moved.value, seen.value, atol=0.02)
+    joint = heads.with_feature_term(task, head, lambda seen, batch: jnp.square(seen.features).mean())
+    gradient = jax.grad(joint.loss)(model, batch, key)
+    assert all(np.isfinite(leaf).all() and leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(gradient))
+
+
 def test_a_term_of_the_features_has_its_gradient_and_averages_move_as_ever(data, key):
     task = jaxfl.classification(Other(), data)
     head, model = heads.find_head(task, "fedproto"), task.init(key)
