@@ -172,9 +172,7 @@ def _rows(data: FederatedData, client: int | np.integer, classes: list[int]) -> 
     """Returns the pool rows that a client trains on and sees as of these classes."""
     start, size = int(data.train.start[client]), int(data.train.size[client])
     rows = np.asarray(data.train.rows)[start : start + size]
-    seen = np.asarray(data.labels)[rows]
-    if data.label_shift is not None:
-        seen = (seen + int(data.label_shift[client])) % data.num_classes
+    seen = np.asarray(data.relabelled(np.asarray(data.labels)[rows], client))
     if data.train.flipped is not None and data.train.flipped[client]:
         seen = data.num_classes - 1 - seen
     return rows[np.isin(seen, classes)]

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from jaxfl.schema import checked
-from jaxfl.simulation.evaluation.metrics import NAME, is_lower_better, main_metric
+from jaxfl.simulation.evaluation.metrics import CAUSE_PREFIX, NAME, is_lower_better, main_metric
 from jaxfl.simulation.records.history import History
 from jaxfl.simulation.records.identity import DATA_CHECKSUM, FINGERPRINT, JAX_SETTINGS
 from jaxfl.text import BOLD, bold_parts, csv_table, encodable, markdown_cell, printable
@@ -533,6 +533,9 @@ class Comparison(NamedTuple):
     def _titles(self) -> list[str]:
         """Returns the titles of the columns of entries for which some run has a value."""
         titles = [*METRIC_COLUMNS, *SUMMARY_COLUMNS]
+        place = titles.index("ARI") + 1
+        summaries = [run.summary for line in self.lines for run in line.runs.values()]
+        titles[place:place] = sorted({name for one in summaries for name in one if name.startswith(CAUSE_PREFIX)})
         own = [line.title() for line in self.lines]
         titles = [*(one for one in dict.fromkeys(own) if one not in [*titles, *COST_COLUMNS["bytes"]]), *titles]
         if not any(line.values(WIRED_ENTRY) for line in self.lines):
@@ -874,6 +877,7 @@ def _scale(measure: str) -> tuple[float, int]:
         return 100, 2
     if measure == "bytes_up":
         return 1e-6, 3
+    measure = "ari" if measure.startswith(CAUSE_PREFIX) else measure
     return 1, next((digits for entry, digits in SUMMARY_COLUMNS.values() if entry == measure), 4)
 
 

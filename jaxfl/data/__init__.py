@@ -16,7 +16,18 @@ from jaxfl.data.catalog import (
     options,
 )
 from jaxfl.data.clients import Batch, FederatedData, Split
-from jaxfl.data.shift import relabel, rotate, rotated, shifted
+from jaxfl.data.shift import (
+    mirror_labels,
+    mirrored,
+    permute_labels,
+    permuted,
+    relabel,
+    rotate,
+    rotated,
+    shifted,
+    swap_labels,
+    swapped,
+)
 from jaxfl.data.sources import Source
 
 __all__ = [
@@ -36,12 +47,18 @@ __all__ = [
     "federate",
     "known_options",
     "load",
+    "mirror_labels",
+    "mirrored",
     "options",
     "partition",
+    "permute_labels",
+    "permuted",
     "relabel",
     "rotate",
     "rotated",
     "shifted",
     "stored",
+    "swap_labels",
+    "swapped",
     "synthetic",
 ]

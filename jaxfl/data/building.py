@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,11 +16,13 @@ from jaxfl.data import conventions, leaks
 from jaxfl.data import labels as kinds
 from jaxfl.data.arrays import plain_array
 from jaxfl.data.casts import check_rounding, to_integers, warn_merged_values
+from jaxfl.data.causes import with_truth
 from jaxfl.data.clients import FederatedData, Split
 from jaxfl.data.partition.parts import number_lists
 from jaxfl.data.windows import value_range
 from jaxfl.typing import AnyArray
 
+CAUSE = re.compile("[a-z][a-z_]*")  # name of a cause of groups, a part of the names of metrics and files
 STANDARDISE = "subtract the mean of each column and divide by its standard deviation"
 # Remedies for inputs of other types, by NumPy's kind.
 CONVERSIONS = {
@@ -42,7 +45,9 @@ def federate(
     rotation: np.ndarray | None = None,
     tilt: np.ndarray | None = None,
     label_shift: np.ndarray | None = None,
+    label_map: np.ndarray | None = None,
     group: np.ndarray | None = None,
+    causes: Mapping[str, np.ndarray] | None = None,
     held_out: np.ndarray | None = None,
     mean: float | np.ndarray | None = None,
     std: float | np.ndarray | None = None,
@@ -66,6 +71,9 @@ def federate(
             is no warning. A third names a client with a row twice.
         num_classes: L; None derives it from the shape of the labels (regression, multilabel).
         rotation, tilt, label_shift, group, held_out: one value per client `[N]`, see `FederatedData`.
+        label_map: what each class is called, for M maps `[M, L]`; `label_shift` then numbers the map of each client.
+        causes: for each way in which the clients were made different, by name, the number of each client's pattern
+            `[N]`, see `jaxfl.data.causes`; without `group`, the groups are the products of all causes.
         mean, std: normalisation in the units of `inputs`, a number or one per channel. For floats the default of one
             alone is 0 or 1, and there is no normalisation if both are left out.
         name, group_names, class_names, client_names: names for plots and tables; client names for all or for none.
@@ -106,8 +114,9 @@ def federate(
         if values.dtype.kind == "f":
             warn_merged_values(argument, values, jax.dtypes.canonicalize_dtype(dtype), STANDARDISE)
     labels = stored
-    if label_shift is not None:
-        kinds.check_classes("label_shift", labels)
+    for argument, given in {"label_shift": label_shift, "label_map": label_map}.items():
+        if given is not None:
+            kinds.check_classes(argument, labels)
     if rotation is not None or tilt is not None:
         check_square(inputs)
     dtype = inputs.dtype if inputs.dtype.kind == "f" else np.float32
@@ -121,8 +130,10 @@ def federate(
         test=test,
         rotation=_quarter_turns(rotation),
         tilt=_finite_degrees(tilt, dtype),
-        label_shift=_label_shifts(label_shift, num_classes),
+        label_shift=_label_shifts(label_shift, num_classes, label_map),
+        label_map=_whole_numbers("label_map", label_map),
         group=_whole_numbers("group", group),
+        causes={cause: _pattern_numbers(cause, pattern) for cause, pattern in (causes or {}).items()},
         held_out=None if held_out is None else _bools_per_client("held_out", held_out),
         mean=mean,
         std=std,
@@ -132,10 +143,12 @@ def federate(
         class_names=_name_texts(class_names),
         client_names=_name_texts(client_names),
     )
+    check_label_maps(data)
     check_client_lists(data)
     check_names(data)
     for part, split in data.splits.items():
         check_split(part, split, len(inputs))
+    data = _grouped_by_causes(data)
     check_groups(data)
     _warn_test_rows_in_training(data, of_others=check_repeats)
     if check_repeats:
@@ -174,14 +187,38 @@ def _whole_numbers(name: str, values: np.ndarray | None) -> np.ndarray | None:
     return to_integers(name, values) if values.size else values.astype(np.int32)
 
 
-def _label_shifts(values: np.ndarray | None, num_classes: int) -> np.ndarray | None:
-    """Returns label shifts of all clients `[N]`; large ones modulo L, because a label and its shift are added."""
+def _label_shifts(values: np.ndarray | None, num_classes: int, maps: np.ndarray | None) -> np.ndarray | None:
+    """Returns label shifts of all clients `[N]`; large ones modulo L, because a label and its shift are added.
+
+    Numbers of label maps are as they are.
+    """
     shifts = _whole_numbers("label_shift", values)
     return (
         shifts
-        if shifts is None
+        if shifts is None or maps is not None
         else np.where(np.abs(shifts.astype(np.int64)) < num_classes, shifts, shifts % num_classes)
     )
+
+
+def _pattern_numbers(cause: str, pattern: Any) -> np.ndarray:
+    """Returns the patterns of a cause `[N]`; raises ValueError unless its name is a word, and they are numbers."""
+    if not isinstance(cause, str) or not CAUSE.fullmatch(cause):
+        raise ValueError(f"causes must have words of small letters and _ for names, got {cause!r}.")
+    numbers = _whole_numbers(f"causes[{cause!r}]", pattern)
+    assert numbers is not None
+    return numbers
+
+
+def _grouped_by_causes(data: FederatedData) -> FederatedData:
+    """Returns the federation with names of the patterns of its causes, whose products are its groups if it has none."""
+    names = {}
+    for cause, pattern in data.causes.items():
+        low, high = int(np.min(pattern)), int(np.max(pattern))
+        if low < 0:
+            raise ValueError(f"causes[{cause!r}] must be numbers from 0, got {low}.")
+        names[cause] = tuple(f"{cause} {number}" for number in range(high + 1))
+    data = dataclasses.replace(data, cause_names=tuple(names.items()))
+    return with_truth(data, tuple(names)) if names and data.group is None else data
 
 
 def _bools_per_client(name: str, values: Any) -> np.ndarray:
@@ -379,6 +416,22 @@ def check_split(name: str, split: Split, pool: int) -> None:
     if low < 0 or high >= max(pool, 1):
         worst = low if low < 0 else high
         raise ValueError(f"{name} must have indices of the {pool} rows of inputs, got row {worst}; count rows from 0.")
+
+
+def check_label_maps(data: FederatedData) -> None:
+    """Raises ValueError unless label maps are permutations of the classes, and clients have numbers of them."""
+    if data.label_map is None:
+        return
+    maps, numbers = np.asarray(data.label_map), data.label_shift
+    classes = np.arange(data.num_classes)
+    if maps.ndim != 2 or not len(maps) or maps.shape[1] != len(classes) or (np.sort(maps, axis=1) != classes).any():
+        raise ValueError(
+            f"label_map must have each of the classes 0 to {len(classes) - 1} once in each row [M, {len(classes)}], "
+            f"got {maps.tolist()!r:.100} of shape {list(maps.shape)}."
+        )
+    if numbers is None or np.min(numbers, initial=0) < 0 or np.max(numbers, initial=0) >= len(maps):
+        got = "none" if numbers is None else f"{np.min(numbers)} to {np.max(numbers)}"
+        raise ValueError(f"label_shift must be the map of each client, from 0 to {len(maps) - 1}, got {got}.")
 
 
 def check_groups(data: FederatedData) -> None:

@@ -11,11 +11,12 @@ classes. A source with known makers of its examples (`unipen`, `femnist`) is als
 import dataclasses
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from jaxfl.data import conditions, conventions, divide, leaks, natural, shift, skews, sources, stored
+from jaxfl.data.causes import with_truth
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.drift import apply_conditions
 from jaxfl.data.sources import domains, saved
@@ -26,6 +27,9 @@ from jaxfl.schema import Option, check_literal, check_name, check_type, checked,
 SKEWS: dict[str, tuple[Callable[..., FederatedData], str]] = {
     "rotated": (shift.rotated, "each group of clients has images rotated by its own angle"),
     "shifted": (shift.shifted, "each group of clients has its own numbering of the classes"),
+    "swapped": (shift.swapped, "each group of clients has the labels of its own pairs of classes swapped"),
+    "permuted": (shift.permuted, "each group of clients, or each client, has the labels of some classes permuted"),
+    "mirrored": (shift.mirrored, "groups of clients have labels as they are, reversed, or of the next class"),
     "hybrid": (skews.hybrid, "each group of clients has images of one domain: another source, or the negative"),
     "pathological": (skews.pathological, "each group of clients has only its own classes"),
     "dominant": (skews.dominant, "each group of clients has one dominant class"),
@@ -39,11 +43,20 @@ SKEWS: dict[str, tuple[Callable[..., FederatedData], str]] = {
 }
 
 # Functions from a federation to the federation with shifted clients, written before another skew with a plus.
-SHIFTS: dict[str, Callable[..., FederatedData]] = {"rotated": shift.rotate, "shifted": shift.relabel}
+SHIFTS: dict[str, Callable[..., FederatedData]] = {
+    "rotated": shift.rotate,
+    "shifted": shift.relabel,
+    "swapped": shift.swap_labels,
+    "permuted": shift.permute_labels,
+    "mirrored": shift.mirror_labels,
+}
 
 USUAL: dict[str, dict[str, Any]] = {
     "rotated": {"num_clients": 1200, "rows_per_client": 200},  # IFCA and StoCFL; also 2,400 x 100 and 4,800 x 50
     "shifted": {"num_clients": 20, "rows_per_client": 9600},  # StoCFL and CFL
+    "swapped": {"num_clients": 20, "rows_per_client": 1000},  # CLoVE
+    "permuted": {"num_clients": 20, "rows_per_client": 1000},
+    "mirrored": {"num_clients": 30, "rows_per_client": 1000},
     "hybrid": {"num_clients": 200},  # StoCFL
     "pathological": {"num_clients": 400},  # StoCFL: 100 clients per group
     "dominant": {"num_clients": 20, "rows_per_client": 1000},  # LayerCFL
@@ -57,11 +70,15 @@ USUAL: dict[str, dict[str, Any]] = {
 }
 # Defaults for sources of unknown size.
 SMALL: dict[str, dict[str, Any]] = {skew: {} if skew == "writers" else {"num_clients": 20} for skew in SKEWS}
+SMALL |= {"mirrored": {"num_clients": 24}}  # of two or three groups
 DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     "digits": SMALL
     | {
         "rotated": {"num_clients": 40, "rows_per_client": 80},
         "shifted": {"num_clients": 40, "rows_per_client": 80},
+        "swapped": {"num_clients": 40, "rows_per_client": 80},
+        "permuted": {"num_clients": 40, "rows_per_client": 35},  # of one group too
+        "mirrored": {"num_clients": 30, "rows_per_client": 80},
         "dominant": {"num_clients": 12},
         "downsampled": {"num_clients": 12},
     },
@@ -202,9 +219,7 @@ def known_options(name: str) -> dict[str, Option]:
     Their owners are `"skew"`, a shift, `"source"`, `"condition"` and `"catalog"`.
     """
     row = dataset(name)
-    owners: dict[str, Callable[..., Any]] = {"source": sources.entry(row.source).load, "condition": apply_conditions}
-    if row is not SAVED:
-        owners = {"skew": SKEWS[row.skew][0], **{shift: SHIFTS[shift] for shift in row.shifts}, **owners}
+    owners = {**_part_builders(row), "source": sources.entry(row.source).load, "condition": apply_conditions}
     merged: dict[str, Option] = {}
     for owner, function in owners.items():
         for option in function_options(function).values():
@@ -217,6 +232,9 @@ def known_options(name: str) -> dict[str, Option]:
     if row is not SAVED:
         line = "examples that the skew divides: the training set, or the official test set with it"
         merged["pool"] = Option("pool", "train", PoolChoice, line, "catalog")
+    if row.shifts:
+        line = "causes whose products are the true groups, such as labels, with commas; none is all"
+        merged["truth"] = Option("truth", None, str | Sequence[str] | None, line, "catalog")
     line = "share of the clients that are held out of training and served as newcomers, 0 or more and below 1"
     merged["held_out"] = Option("held_out", 0.0, float, line, "catalog")
     line = (
@@ -225,6 +243,11 @@ def known_options(name: str) -> dict[str, Option]:
     merged["test"] = Option("test", None, Literal["central"] | None, line, "catalog")
     line = "share of each client's training rows that become validation rows, reported as validation_...; 0 is none"
     return merged | {"validation": Option("validation", 0.0, float, line, "catalog")}
+
+
+def _part_builders(row: Dataset) -> dict[str, Callable[..., Any]]:
+    """Returns the builder of a data set's skew, and its shifts by name; none of a saved federation."""
+    return {} if row is SAVED else {"skew": SKEWS[row.skew][0], **{shift: SHIFTS[shift] for shift in row.shifts}}
 
 
 def options(name: str) -> dict[str, Any]:
@@ -269,6 +292,7 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
     10
     """
     row, known, seed = dataset(name), known_options(name), check_seed(seed)
+    parts = _part_builders(row)
     data_dir = None if data_dir is None else user_path(data_dir)
     for option, value in settings.items():
         check_name(f"option of {name}", option, known)
@@ -278,7 +302,9 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
     chosen = {name: settings.get(name, option.default) for name, option in known.items()}
 
     def options_for(owner: str) -> dict[str, Any]:
-        return {name: chosen[name] for name, option in known.items() if option.owner == owner}
+        # of the skew and its shifts, an option that several of them have, such as num_groups, is for all of them
+        shared = settings.keys() & function_options(parts[owner]).keys() if owner in parts else ()
+        return {name: chosen[name] for name, option in known.items() if option.owner == owner or name in shared}
 
     share = chosen["held_out"]
     if not 0 <= share < 1:
@@ -319,6 +345,7 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
     data = data if chosen["test"] is None else divide.central_test(data)
     for shifted in reversed(row.shifts):
         data = SHIFTS[shifted](data, seed=seed, **options_for(shifted))
+    data = with_truth(data, chosen["truth"]) if chosen.get("truth") is not None else data
     data = conditions.hold_out(data, share, seed) if share else data
     data = divide.set_apart(data, chosen["validation"], seed=seed) if chosen["validation"] else data
     return apply_conditions(data, seed=seed, **options_for("condition"))

@@ -3,7 +3,7 @@
 A federation is a pool `inputs [P, ...]`, `labels [P]` and its splits. A split lists the pool rows of all clients one
 after the other: client `i` owns `rows[start[i] : start[i] + size[i]]`. Nothing is padded, so a federation of log-normal
 sizes needs memory only for its rows. Clients may share a range (one official test set for a whole group) or pool rows
-(four rotations of MNIST need one MNIST). Pixels stay uint8 on the device; rotation, label shift and normalisation are
+(four rotations of MNIST need one MNIST). Pixels stay uint8 on the device; rotation, label map and normalisation are
 applied to the batch.
 
 The metadata of every array say whether it has a row for each client: batches depend on `SEEN` arrays and not on `KNOWN`
@@ -12,7 +12,6 @@ evaluation) uses `FederatedData.per_client`, so that a new field is declared onl
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -91,6 +90,7 @@ class Drift:
     train: Ranges | None = None
     test: Ranges | None = None
     validation: Ranges | None = None
+    causes: dict[str, AnyArray] = struct.field(metadata=KNOWN, default_factory=dict)
 
 
 def array_fields(part: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -104,19 +104,24 @@ def array_fields(part: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
         value = getattr(part, field.name)
         if dataclasses.is_dataclass(value):
             yield from ((f"{field.name}.{name}", metadata) for name, metadata in array_fields(value))
+        elif isinstance(value, Mapping):
+            yield from ((f"{field.name}.{name}", field.metadata) for name in value)
         elif "per_client" in field.metadata:
             yield field.name, field.metadata
 
 
 def get_field(part: Any, name: str) -> Any:
     """Returns a field of a federation or of a part of it; `name` may be a path (`test.size`)."""
-    return functools.reduce(getattr, name.split("."), part)
+    for entry in name.split("."):
+        part = part[entry] if isinstance(part, Mapping) else getattr(part, entry)
+    return part
 
 
 def replace_field(part: Any, name: str, value: Any) -> Any:
     """Returns a federation or a part of it with one field replaced; `name` may be a path (`test.size`)."""
     first, _, rest = name.partition(".")
-    return dataclasses.replace(part, **{first: replace_field(getattr(part, first), rest, value) if rest else value})
+    value = replace_field(get_field(part, first), rest, value) if rest else value
+    return {**part, first: value} if isinstance(part, Mapping) else dataclasses.replace(part, **{first: value})
 
 
 SPLITS = ("train", "test", "validation")  # names of the splits of a federation
@@ -203,14 +208,20 @@ class FederatedData:
         train, test: each client's rows.
         rotation: exact quarter turns, counter-clockwise, per client `[N]`, or None.
         tilt: degrees of a further, interpolated rotation, counter-clockwise, per client `[N]` float, or None.
-        label_shift: added to every label modulo the number of classes, per client `[N]`, or None.
+        label_shift: added to every label modulo the number of classes, per client `[N]`, or None. Where there are label
+            maps, the number of the client's map instead.
+        label_map: what each class is called, for M maps `[M, L]`, each a permutation of the classes; None where
+            `label_shift` is added. See `relabelled`.
         group: the true group of each client `[N]`, or None if unknown; used by metrics, never by a method.
+        causes: for each cause by which the groups were planted (`rotation`, `labels`, `classes`, ...) the number of
+            each client's pattern `[N]`; empty if unknown. Used like `group`, see `jaxfl.data.causes`.
         held_out: True for clients that are held out of training and served as newcomers `[N]`, or None.
         mean, std: the inputs become `(inputs - mean) / std`; scalars or one number per channel; None is no
             normalisation of floats.
         num_classes: L, the number of outputs of a network per label: classes, targets, or tokens.
         name: name of the data in plots and tables.
         group_names: one name per true group.
+        cause_names: one name per pattern of each cause, in the order in which the causes were planted.
         class_names: one name per class, or empty.
         client_names: one name per client, the maker of its rows, or empty; for tables only.
         stragglers: share of a round's clients that train for fewer epochs, `[]` float32, or None, see
@@ -256,6 +267,9 @@ class FederatedData:
     drift: Drift | None = None
     filled: float = struct.field(pytree_node=False, default=0.0)
     fitted: bool = struct.field(pytree_node=False, default=False)
+    label_map: AnyArray | None = struct.field(metadata=SHARED, default=None)
+    causes: dict[str, AnyArray] = struct.field(metadata=KNOWN, default_factory=dict)
+    cause_names: tuple[tuple[str, tuple[str, ...]], ...] = struct.field(pytree_node=False, default=())
 
     def __repr__(self) -> str:
         """Returns one line of text without the examples."""
@@ -341,13 +355,39 @@ class FederatedData:
             x = jnp.where(tree.along(marked, x), self.trigger.on(x), x)
         if self.mean is not None and self.std is not None:
             x = (x.astype(self.std.dtype) - self.mean) / self.std
-        if self.label_shift is not None:
-            y = (y + self.label_shift[client]) % self.num_classes
+        y = self.relabelled(y, client)
         if split.flipped is not None:
             y = jnp.where(split.flipped[client], self.num_classes - 1 - y, y)
         if marked is not None and self.trigger is not None:
             y = jnp.where(marked, self.trigger.target, y)
         return Batch(x, y, mask)
+
+    def relabelled(self, labels: Any, client: Any) -> Any:
+        """Returns classes as clients see them, by their label shifts or label maps; traceable.
+
+        Args:
+            labels: classes of the pool, of any shape.
+            client: the client that sees them, a number; or numbers that broadcast to the labels.
+
+        >>> from jaxfl.data import load
+        >>> load("shifted-digits", num_clients=4).relabelled(np.array([0, 9]), 1).tolist()
+        [3, 2]
+        """
+        if self.label_shift is None:
+            return labels
+        if self.label_map is None:
+            return (labels + self.label_shift[client]) % self.num_classes
+        return self.label_map[self.label_shift[client], labels]
+
+    def label_maps(self) -> np.ndarray:
+        """Returns what each client calls each class `[N, L]`.
+
+        >>> from jaxfl.data import load
+        >>> load("shifted-digits", num_clients=4, shifts=(0, 1, 2, 3)).label_maps()[:, :3].tolist()
+        [[0, 1, 2], [1, 2, 3], [2, 3, 4], [3, 4, 5]]
+        """
+        classes, clients = np.arange(self.num_classes)[None, :], np.arange(self.num_clients)[:, None]
+        return np.broadcast_to(self.relabelled(classes, clients), (len(clients), self.num_classes))
 
     def per_client(self, split: str | None = None) -> dict[str, AnyArray]:
         """Returns the arrays with a row for each client `[N]` by name, without those that are None.

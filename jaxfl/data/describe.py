@@ -34,6 +34,7 @@ class Description(NamedTuple):
             pool (all L for regression).
         class_names: one per class, or empty.
         groups: for each true group `name`, `clients` and `train_rows`; empty if the groups are unknown.
+        causes: number of patterns of each cause of the groups, by name; empty if they are unknown.
         input_shape: shape of one example.
         input_dtype: stored type of the inputs.
         pool_bytes: bytes of inputs and labels.
@@ -64,6 +65,7 @@ class Description(NamedTuple):
     validation: dict[str, float] | None = None
     drift: dict[str, int] | None = None
     repeated_test_rows: int | None = None
+    causes: dict[str, int] = {}
 
 
 def describe(data: FederatedData) -> Description:
@@ -108,6 +110,7 @@ def describe(data: FederatedData) -> Description:
         validation=None if data.validation is None else _split_sizes(data.validation, len(data.labels)),
         drift=None if data.drifts_at is None else {"round": data.drifts_at, **_count_changes(data)},
         repeated_test_rows=None if isinstance(data.inputs, np.memmap) else count_repeated_rows(data),
+        causes={cause: len(np.unique(pattern)) for cause, pattern in sorted(data.causes.items())},
     )
 
 
@@ -124,7 +127,7 @@ def _count_changes(data: FederatedData) -> dict[str, int]:
 
 @checked
 def label_counts(data: FederatedData, split: Literal["train", "test", "validation"] = "train") -> np.ndarray:
-    """Returns the number of rows of each class for every client `[N, L]`; label shifts are applied.
+    """Returns the number of rows of each class for every client `[N, L]`; label shifts and maps are applied.
 
     Args:
         data: N clients, L classes.
@@ -160,16 +163,14 @@ def _label_counts(data: FederatedData, part: Split) -> np.ndarray:
     counts = np.bincount(owner * data.num_classes + classes, minlength=len(ranges) * data.num_classes)
     counts = counts.reshape(len(ranges), data.num_classes)[member.reshape(-1)]
     if data.label_shift is not None:
-        # Label c was class c - shift.
-        classes = np.arange(data.num_classes)[None, :] - np.asarray(data.label_shift)[:, None]
-        counts = np.take_along_axis(counts, classes % data.num_classes, axis=1)
+        counts = np.take_along_axis(counts, np.argsort(data.label_maps(), axis=1), axis=1)
     counts = counts if part.flipped is None else np.where(np.asarray(part.flipped)[:, None], counts[:, ::-1], counts)
     if data.trigger is None or part.triggered is None:
         return counts
     for client in np.flatnonzero(part.triggered):
         start, size, every = (int(numbers[client]) for numbers in (part.start, part.size, part.triggered))
-        shift = 0 if data.label_shift is None else int(data.label_shift[client])
-        own = (np.asarray(data.labels)[np.asarray(part.rows)[start : start + size : every]] + shift) % data.num_classes
+        own = np.asarray(data.labels)[np.asarray(part.rows)[start : start + size : every]]
+        own = np.asarray(data.relabelled(own, client))
         counts[client] -= np.bincount(own, minlength=data.num_classes)
         counts[client, int(data.trigger.target)] += len(own)
     return counts

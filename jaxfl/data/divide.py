@@ -134,14 +134,15 @@ def on_triggered(data: FederatedData) -> FederatedData:
     assert data.trigger is not None
     rows, target = np.asarray(data.test.rows), int(data.trigger.target)
     shift = np.zeros(data.num_clients, int) if data.label_shift is None else np.asarray(data.label_shift)
-    ranges = np.stack([np.asarray(data.test.start), np.asarray(data.test.size), shift], 1)
-    distinct, member = np.unique(ranges, axis=0, return_inverse=True)  # clients may share a range
+    start, size = np.asarray(data.test.start), np.asarray(data.test.size)
+    # clients may share a range
+    _, first, member = np.unique(np.stack([start, size, shift], 1), axis=0, return_index=True, return_inverse=True)
 
-    def others(start: int, size: int, shift: int) -> np.ndarray:
-        own = rows[start : start + size]
-        return own[(np.asarray(data.labels[own]) + shift) % data.num_classes != target]
+    def others(client: int) -> np.ndarray:
+        own = rows[start[client] :][: size[client]]
+        return own[np.asarray(data.relabelled(np.asarray(data.labels[own]), client)) != target]
 
-    test = Split.shared([others(*one) for one in distinct.tolist()], member.reshape(-1))
+    test = Split.shared([others(client) for client in first.tolist()], member.reshape(-1))
     return replace(data, test=replace(test, triggered=np.ones(data.num_clients, np.int32)), validation=None)
 
 

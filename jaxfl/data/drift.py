@@ -1,10 +1,10 @@
 """Drift: changes of the clients' data in the middle of a run, and clients that arrive or leave.
 
-A drift gives the clients' fields new values from one round on (`FederatedData.drift`): rotation, label shift, rows, and
+A drift gives the clients' fields new values from one round on (`FederatedData.drift`): rotation, labels, rows, and
 true group. The pool of examples is the same before and after it. Rounds, evaluations and true groups (ARI) use the
 federation of their round (`FederatedData.at`); methods get no information about the drift.
 
-    swap         a share of the clients exchanges rows, rotation, label shift and group with clients of other groups.
+    swap         a share of the clients exchanges rows, rotation, labels and group with clients of other groups.
                  All data together stay the same.
     rotate       the images of a share of the clients are rotated by one further quarter turn.
     new-group    a share of the clients gets rows of one group (if groups are known) with labels shifted by a number
@@ -19,6 +19,7 @@ absent from then on; their earlier contributions stay in the models.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -148,10 +149,48 @@ def _rotate_further(data: FederatedData, clients: np.ndarray, seed: int) -> tupl
     turned = rotation.copy()
     turned[clients] = (turned[clients] + 1) % 4
     data = dataclasses.replace(data, rotation=rotation)
+    later: dict[str, Any] = {"rotation": turned}
+    if data.causes:
+        data, later["causes"] = _patterns_after_rotation(data, turned)
     if data.group is None:
-        return data, {"rotation": turned}
+        return data, later
     data, group = _groups_after_rotation(data, turned)
-    return data, {"rotation": turned, "group": group}
+    return data, later | {"group": group}
+
+
+def _patterns_after_rotation(data: FederatedData, turned: np.ndarray) -> tuple[FederatedData, dict[str, np.ndarray]]:
+    """Returns the federation with the cause `rotation`, and the patterns of all causes after the rotation.
+
+    A client has the pattern of those that had its angle before, or a new one.
+    """
+    data = _with_cause(data, "rotation")
+    pattern, rotation = np.asarray(data.causes["rotation"]), np.asarray(data.rotation)
+    tilt = np.zeros(len(rotation)) if data.tilt is None else np.asarray(data.tilt)
+    known: dict[tuple[float, float], int] = {}
+    for angle, number in zip(zip(rotation.tolist(), tilt.tolist(), strict=True), pattern.tolist(), strict=True):
+        known.setdefault(angle, number)
+    later = pattern.copy()
+    names = list(dict(data.cause_names)["rotation"])
+    for client in np.flatnonzero(turned != rotation).tolist():
+        angle = (int(turned[client]), float(tilt[client]))
+        if angle not in known:
+            known[angle] = len(names)
+            names.append(f"{(90 * angle[0] + angle[1]) % 360:g}°")
+        later[client] = known[angle]
+    return _with_patterns(data, "rotation", names), data.causes | {"rotation": later.astype(np.int32)}
+
+
+def _with_cause(data: FederatedData, cause: str) -> FederatedData:
+    """Returns the federation with a cause, of one pattern for all clients unless it is planted."""
+    if cause in data.causes:
+        return data
+    nobody = np.zeros(data.num_clients, np.int32)
+    return _with_patterns(dataclasses.replace(data, causes=data.causes | {cause: nobody}), cause, ("before",))
+
+
+def _with_patterns(data: FederatedData, cause: str, names: Sequence[str]) -> FederatedData:
+    """Returns the federation with other names of the patterns of a cause."""
+    return dataclasses.replace(data, cause_names=tuple((dict(data.cause_names) | {cause: tuple(names)}).items()))
 
 
 def _groups_after_rotation(data: FederatedData, turned: np.ndarray) -> tuple[FederatedData, np.ndarray]:
@@ -185,14 +224,8 @@ def _groups_after_rotation(data: FederatedData, turned: np.ndarray) -> tuple[Fed
 def _new_group(data: FederatedData, clients: np.ndarray, seed: int) -> tuple[FederatedData, dict[str, Any]]:
     """Returns the data and new fields in which the given clients have rows of one group with new labels."""
     check_classes("drift=new-group", data.labels, "use drift=swap for data with true groups, arrive or leave")
-    shifts = np.zeros(data.num_clients, np.int32) if data.label_shift is None else np.asarray(data.label_shift)
-    free = np.setdiff1d(np.arange(data.num_classes), shifts)
-    if not len(free):
-        raise ValueError(
-            f"drift=new-group must have a label shift that no client has, but all {data.num_classes} are in use; use "
-            "drift=swap, or fewer shifts."
-        )
-    data, source = dataclasses.replace(data, label_shift=shifts), np.arange(data.num_clients)
+    data, fresh = _with_new_labels(data)
+    source = np.arange(data.num_clients)
     later: dict[str, Any] = {}
     if data.group is not None:
         group = np.asarray(data.group)
@@ -204,11 +237,37 @@ def _new_group(data: FederatedData, clients: np.ndarray, seed: int) -> tuple[Fed
             *data.group_names,
             *(f"group {number}" for number in range(len(data.group_names), int(group.max()) + 1)),
         ]
+        if data.causes:
+            data = _with_cause(data, "labels")
+            data = _with_patterns(data, "labels", (*dict(data.cause_names)["labels"], "new"))
         data, later = dataclasses.replace(data, group_names=(*names, "new")), _fields_from(data, source)
         later["group"][clients] = len(names)
-    shifted = shifts.copy()
-    shifted[clients] = free[0]
+        if data.causes:
+            later["causes"]["labels"][clients] = len(dict(data.cause_names)["labels"]) - 1
+    shifted = np.array(data.label_shift)
+    shifted[clients] = fresh
     return data, later | {"label_shift": shifted}
+
+
+def _with_new_labels(data: FederatedData) -> tuple[FederatedData, int]:
+    """Returns the federation with label shifts, and a shift, or the number of a further label map, that nobody has."""
+    shifts = np.zeros(data.num_clients, np.int32) if data.label_shift is None else np.asarray(data.label_shift)
+    data = dataclasses.replace(data, label_shift=shifts)
+    classes = np.arange(data.num_classes)
+    if data.label_map is None:
+        free = np.setdiff1d(classes, shifts)
+    else:
+        table = np.asarray(data.label_map)
+        free = [shift for shift in classes if not (table == (classes + shift) % len(classes)).all(1).any()]
+    if not len(free):
+        raise ValueError(
+            f"drift=new-group must have a label shift that no client has, but all {data.num_classes} are in use; use "
+            "drift=swap, or fewer shifts."
+        )
+    if data.label_map is None:
+        return data, int(free[0])
+    further = ((classes + free[0]) % len(classes)).astype(np.int32)
+    return dataclasses.replace(data, label_map=np.concatenate([table, further[None]])), len(table)
 
 
 def _fields_from(data: FederatedData, source: np.ndarray) -> dict[str, Any]:
@@ -218,7 +277,8 @@ def _fields_from(data: FederatedData, source: np.ndarray) -> dict[str, Any]:
         for name, split in data.splits.items()
     }
     fields = {name: getattr(data, name) for name in ("rotation", "tilt", "label_shift", "group")}
-    return later | {name: np.asarray(values)[source] for name, values in fields.items() if values is not None}
+    later |= {name: np.asarray(values)[source] for name, values in fields.items() if values is not None}
+    return later | {"causes": {cause: np.asarray(pattern)[source] for cause, pattern in data.causes.items()}}
 
 
 CHANGES = {"swap": _swap_groups, "rotate": _rotate_further, "new-group": _new_group}

@@ -108,7 +108,7 @@ def writers(
     makers = [maker.decode("utf-8", "backslashreplace") if isinstance(maker, bytes) else str(maker) for maker in makers]
     if by == "group" and source.group_names:
         makers = [source.group_names[clients[part[0]]] for part in parts]
-    return pack(source, "writers", inputs, labels, train, test, group, names, held_out, makers)
+    return pack(source, "writers", inputs, labels, train, test, group, names, held_out, makers, cause="makers")
 
 
 def _choose_makers(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxfl.data import partition
+from jaxfl.data import causes, partition
 from jaxfl.data.building import federate
 from jaxfl.data.clients import FederatedData, Split
 from jaxfl.data.sources import Source
@@ -23,6 +23,8 @@ def pack(
     group_names: tuple[str, ...],
     held_out: np.ndarray | None = None,
     client_names: Sequence[str] = (),
+    *,
+    cause: str | None = None,
 ) -> FederatedData:
     """Returns the federation of the rows of a partition, with names and normalisation of the source.
 
@@ -35,6 +37,7 @@ def pack(
         group, group_names: the true groups, if known.
         held_out: mask of the held-out clients `[N]`.
         client_names: one name for each client.
+        cause: the cause of the true groups, see `jaxfl.data.causes`.
 
     Warns:
         UserWarning: some groups have no rows in the official test set, and others have.
@@ -60,7 +63,8 @@ def pack(
     )
     if isinstance(test, Split) and group is not None:
         _warn_untested_groups(data.name, np.bincount(group, np.asarray(test.size)), group_names)
-    return dataclasses.replace(data, fitted=source.fit is not None)
+    data = dataclasses.replace(data, fitted=source.fit is not None)
+    return data if group is None or cause is None else causes.planted(data, cause)
 
 
 def _warn_untested_groups(name: str, rows: np.ndarray, group_names: tuple[str, ...]) -> None:

@@ -1,13 +1,13 @@
 """Shifts with known groups: the same examples, rotated or relabelled differently for each group of clients.
 
-`rotated` and `shifted` divide a permutation of all training images among the clients of each group, and all clients
-share one test set, as in IFCA (Ghosh et al., 2020: rotated MNIST, a quarter of the clients for each of four rotations)
-and in StoCFL (Zeng et al., 2023: rotated and shifted). Without an official test set, test rows are set aside once for
-all groups: no group trains on a test row of another group.
+`rotated`, `shifted`, `swapped`, `permuted` and `mirrored` divide a permutation of all training images among the clients
+of each group, and all clients share one test set, as in IFCA (Ghosh et al., 2020: rotated MNIST, a quarter of the
+clients for each of four rotations) and in StoCFL (Zeng et al., 2023: rotated and shifted). Without an official test
+set, test rows are set aside once for all groups: no group trains on a test row of another group.
 
-`rotate` and `relabel` shift the clients of an existing federation of any skew: rotations of clients with different
-classes are the product of both (StoCFL, figure 8). The shift is applied to a batch on the device: four rotations of
-MNIST need the memory of one.
+`rotate`, `relabel`, `swap_labels`, `permute_labels` and `mirror_labels` shift the clients of an existing federation of
+any skew: rotations of clients with different classes are the product of both (StoCFL, figure 8). The shift is applied
+to a batch on the device: four rotations of MNIST need the memory of one.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxfl.data import partition
+from jaxfl.data import causes, label_maps, partition
 from jaxfl.data.building import check_no_drift, check_square
 from jaxfl.data.clients import FederatedData, Split
 from jaxfl.data.labels import check_classes
@@ -56,7 +56,9 @@ def rotated(
     >>> data.rotation.tolist(), data.train.size.tolist()
     ([0, 0, 1, 1, 2, 2, 3, 3], [20, 20, 20, 20, 20, 20, 20, 20])
     """
-    data = _federation_by_shift(source, "rotated", _angle_names(angles), num_clients, rows_per_client, test_share, seed)
+    data = _federation_by_shift(
+        source, "rotated", _angle_names(angles), num_clients, rows_per_client, test_share, seed, cause="rotation"
+    )
     return _add_angles(data, np.asarray(angles, float)[data.group])
 
 
@@ -94,8 +96,125 @@ def shifted(
     check_classes("shifted", source.labels)
     shifts = default_shifts(source.num_classes) if shifts is None else shifts
     names = _shift_names(shifts, source.num_classes)
-    data = _federation_by_shift(source, "shifted", names, num_clients, rows_per_client, test_share, seed)
+    data = _federation_by_shift(
+        source, "shifted", names, num_clients, rows_per_client, test_share, seed, cause="labels"
+    )
     return _add_label_shifts(data, np.asarray(shifts)[data.group])
+
+
+def swapped(
+    source: Source,
+    *,
+    num_clients: int,
+    rows_per_client: int | None = None,
+    swaps: str | Sequence[str] | None = None,
+    test_share: float | None = None,
+    seed: int = 0,
+) -> FederatedData:
+    """Returns a federation whose groups have swapped labels of pairs of classes (CLoVE; Comparative Evaluation of CFL).
+
+    Args:
+        source: any examples.
+        num_clients: N, a multiple of the number of groups.
+        rows_per_client: training rows of a client, after the test rows are set aside; None is the largest equal number
+            for all clients. The remainder of a group, fewer rows than it has clients, is not used.
+        swaps: pairs of classes of each group, 0:3/8:9, or none, with commas between groups. None is CLoVE's four groups
+            for ten classes or more, see `jaxfl.data.label_maps.swaps_of`.
+        test_share: share of the training examples to test all clients on instead; None is the official test set, 0.2
+            where there is none.
+        seed: seed of the permutations of the rows, which are those of `shifted`.
+
+    Raises:
+        ValueError: N is no multiple of the groups, there are too few rows, a class is not there or swapped twice, or
+            two groups have equal swaps.
+
+    >>> from jaxfl.data.sources import digits
+    >>> data = swapped(digits.load(), num_clients=4, swaps="none,0:3/8:9")
+    >>> data.relabelled(np.array([0, 1, 9]), 3).tolist(), data.group_names
+    ([3, 1, 8], ('no swap', 'swap 0:3 8:9'))
+    """
+    check_classes("swapped", source.labels)
+    maps = label_maps.swaps_of(swaps, source.num_classes)
+    return _relabelled_groups(source, "swapped", maps, num_clients, rows_per_client, test_share, seed)
+
+
+def permuted(
+    source: Source,
+    *,
+    num_clients: int,
+    rows_per_client: int | None = None,
+    labels: int | None = None,
+    num_groups: int | None = None,
+    each_client: bool = False,
+    test_share: float | None = None,
+    seed: int = 0,
+) -> FederatedData:
+    """Returns a federation whose groups, or clients, have random permutations of the labels of some classes.
+
+    Args:
+        source: any examples.
+        num_clients: N, a multiple of the number of groups.
+        rows_per_client: training rows of a client, after the test rows are set aside; None is the largest equal number
+            for all clients. The remainder of a group, fewer rows than it has clients, is not used.
+        labels: number of classes that are permuted, the same for all clients; None is 5, or all if there are fewer.
+        num_groups: number of groups, each with another permutation; None is 4, or as many as there are permutations.
+        each_client: whether each client draws its own permutation, which others may have too (FLUX); then there are no
+            true groups.
+        test_share: share of the training examples to test all clients on instead; None is the official test set, 0.2
+            where there is none.
+        seed: seed of the classes, of their permutations, and of those of the rows, which are those of `shifted`.
+
+    Raises:
+        ValueError: N is no multiple of the groups, or there are too few rows, classes or permutations.
+
+    >>> from jaxfl.data.sources import digits
+    >>> data = permuted(digits.load(), num_clients=4, labels=3, num_groups=2)
+    >>> data.group_names, int((data.label_maps()[0] != data.label_maps()[3]).sum())
+    (('permutation 0', 'permutation 1'), 3)
+    """
+    check_classes("permuted", source.labels)
+    if not each_client:
+        maps = label_maps.permutations_of(labels, num_groups, source.num_classes, seed)
+        return _relabelled_groups(source, "permuted", maps, num_clients, rows_per_client, test_share, seed)
+    own = label_maps.client_permutations(labels, num_clients, source.num_classes, seed)
+    data = _federation_by_shift(
+        source, "permuted", ("all",), num_clients, rows_per_client, test_share, seed, cause=None, stream="shifted"
+    )
+    return label_maps.with_maps(data, own, np.arange(num_clients))
+
+
+def mirrored(
+    source: Source,
+    *,
+    num_clients: int,
+    rows_per_client: int | None = None,
+    maps: str | Sequence[str] | None = None,
+    test_share: float | None = None,
+    seed: int = 0,
+) -> FederatedData:
+    """Returns a federation whose groups have reversed labels, or those of the next class (FedRC).
+
+    Args:
+        source: any examples.
+        num_clients: N, a multiple of the number of groups.
+        rows_per_client: training rows of a client, after the test rows are set aside; None is the largest equal number
+            for all clients. The remainder of a group, fewer rows than it has clients, is not used.
+        maps: a word for each group, with commas between them: none, reverse (L - 1 - c for class c) or next (c + 1,
+            and 0 for the last class). None is all three, or none and reverse for two classes.
+        test_share: share of the training examples to test all clients on instead; None is the official test set, 0.2
+            where there is none.
+        seed: seed of the permutations of the rows, which are those of `shifted`.
+
+    Raises:
+        ValueError: N is no multiple of the groups, there are too few rows, or two groups have equal maps.
+
+    >>> from jaxfl.data.sources import digits
+    >>> mirrored(digits.load(), num_clients=3).label_maps()[:, :3].tolist()
+    [[0, 1, 2], [9, 8, 7], [1, 2, 3]]
+    """
+    check_classes("mirrored", source.labels)
+    named = label_maps.mirrors_of(maps, source.num_classes)
+    return _relabelled_groups(source, "mirrored", named, num_clients, rows_per_client, test_share, seed)
 
 
 def rotate(data: FederatedData, *, angles: Sequence[float] = (0, 180), seed: int = 0) -> FederatedData:
@@ -120,7 +239,7 @@ def rotate(data: FederatedData, *, angles: Sequence[float] = (0, 180), seed: int
     """
     check_square(data.inputs)
     names = _angle_names(angles)
-    data, choice = _cross_groups(data, "rotated", names, seed)
+    data, choice = _cross_groups(data, "rotated", names, seed, cause="rotation")
     return _add_angles(data, np.asarray(angles, float)[choice])
 
 
@@ -137,8 +256,69 @@ def relabel(data: FederatedData, *, shifts: Sequence[int] | None = None, seed: i
     """
     check_classes("shifted", data.labels)
     shifts = default_shifts(data.num_classes) if shifts is None else shifts
-    data, choice = _cross_groups(data, "shifted", _shift_names(shifts, data.num_classes), seed)
+    data, choice = _cross_groups(data, "shifted", _shift_names(shifts, data.num_classes), seed, cause="labels")
     return _add_label_shifts(data, np.asarray(shifts)[choice])
+
+
+def swap_labels(data: FederatedData, *, swaps: str | Sequence[str] | None = None, seed: int = 0) -> FederatedData:
+    """Returns the federation with some pairs of each client's labels swapped, assigned as in `rotate`.
+
+    Args:
+        data: any federation of classes; classes are what its clients call them before.
+        swaps: pairs of classes of each group, 0:3/8:9, or none, with commas between groups, as for `swapped`.
+        seed: seed of the assignment of swaps.
+
+    Raises:
+        ValueError: a class is not there or swapped twice, or two groups have equal swaps.
+    """
+    check_classes("swapped", data.labels)
+    return _cross_maps(data, "swapped", label_maps.swaps_of(swaps, data.num_classes), seed)
+
+
+def permute_labels(
+    data: FederatedData,
+    *,
+    labels: int | None = None,
+    num_groups: int | None = None,
+    each_client: bool = False,
+    seed: int = 0,
+) -> FederatedData:
+    """Returns the federation with a random permutation of some of each client's labels, assigned as in `rotate`.
+
+    Args:
+        data: any federation of classes.
+        labels: number of classes that are permuted, the same for all clients; None is 5, or all if there are fewer.
+        num_groups: number of groups, each with another permutation; None is 4, or as many as there are permutations.
+        each_client: whether each client draws its own permutation (FLUX); the true groups are then those of before.
+        seed: seed of the permutations and of their assignment.
+
+    Raises:
+        ValueError: there are too few classes or permutations.
+    """
+    check_classes("permuted", data.labels)
+    if not each_client:
+        return _cross_maps(
+            data, "permuted", label_maps.permutations_of(labels, num_groups, data.num_classes, seed), seed
+        )
+    check_no_drift("permuted", data)
+    own = label_maps.client_permutations(labels, data.num_clients, data.num_classes, seed)
+    data = label_maps.with_maps(data, own, np.arange(data.num_clients))
+    return dataclasses.replace(data, name=f"permuted+{data.name}")
+
+
+def mirror_labels(data: FederatedData, *, maps: str | Sequence[str] | None = None, seed: int = 0) -> FederatedData:
+    """Returns the federation with some clients' labels reversed, or those of the next class, assigned as in `rotate`.
+
+    Args:
+        data: any federation of classes.
+        maps: a word for each group, none, reverse or next, with commas between them, as for `mirrored`.
+        seed: seed of the assignment of maps.
+
+    Raises:
+        ValueError: a word is unknown, or two groups have equal maps.
+    """
+    check_classes("mirrored", data.labels)
+    return _cross_maps(data, "mirrored", label_maps.mirrors_of(maps, data.num_classes), seed)
 
 
 def default_shifts(num_classes: int) -> tuple[int, ...]:
@@ -166,6 +346,10 @@ def _add_angles(data: FederatedData, degrees: np.ndarray) -> FederatedData:
 
 def _add_label_shifts(data: FederatedData, shifts: np.ndarray) -> FederatedData:
     """Returns the federation with a shift `[N]` added to each client's label shift."""
+    if data.label_map is not None:
+        distinct, choice = np.unique(shifts, return_inverse=True)
+        maps = (np.arange(data.num_classes) + distinct[:, None]) % data.num_classes
+        return label_maps.with_maps(data, maps, choice.reshape(-1))
     before = 0 if data.label_shift is None else np.asarray(data.label_shift)
     return dataclasses.replace(data, label_shift=((before + shifts) % data.num_classes).astype(np.int32))
 
@@ -198,8 +382,18 @@ def _check_distinct(argument: str, values: Sequence[float], modulus: int) -> Non
         )
 
 
-def _cross_groups(data: FederatedData, skew: str, names: Sequence[str], seed: int) -> tuple[FederatedData, np.ndarray]:
-    """Returns the federation with product groups, and each client's shift `[N]`; every group gets all shifts evenly."""
+def _cross_groups(
+    data: FederatedData, skew: str, names: Sequence[str], seed: int, *, cause: str
+) -> tuple[FederatedData, np.ndarray]:
+    """Returns the federation with product groups, and each client's shift `[N]`; every group gets all shifts evenly.
+
+    Args:
+        data: the federation.
+        skew: name of the shift, which the federation's name then begins with.
+        names: names of the shifts.
+        seed: seed of the choice.
+        cause: the cause that the shifts plant, see `jaxfl.data.causes`.
+    """
     check_no_drift(skew, data)
     group = np.zeros(data.num_clients, int) if data.group is None else np.asarray(data.group)
     choice = np.zeros(data.num_clients, int)
@@ -207,19 +401,31 @@ def _cross_groups(data: FederatedData, skew: str, names: Sequence[str], seed: in
         clients = np.flatnonzero(group == index)
         # In turns, so that the numbers of clients differ by at most one, and the first shifts have the larger numbers.
         choice[host_rng(seed, "crossed", skew, int(index)).permutation(clients)] = np.arange(len(clients)) % len(names)
-    both, crossed = np.unique(
-        group * len(names) + choice, return_inverse=True
-    )  # combinations without a client are dropped
-    called = data.group_names or (
-        [] if data.group is None else [f"group {number}" for number in range(group.max() + 1)]
+    data = causes.declared(data, cause, choice, names)
+    crossed, group_names = causes.product(group, causes.group_labels(data), choice, names)
+    return dataclasses.replace(data, group=crossed, group_names=group_names, name=f"{skew}+{data.name}"), choice
+
+
+def _cross_maps(data: FederatedData, skew: str, named: label_maps.NamedMaps, seed: int) -> FederatedData:
+    """Returns the federation with product groups, whose clients have further label maps."""
+    data, choice = _cross_groups(data, skew, named.names, seed, cause="labels")
+    return label_maps.with_maps(data, named.maps, choice)
+
+
+def _relabelled_groups(
+    source: Source,
+    skew: str,
+    named: label_maps.NamedMaps,
+    num_clients: int,
+    rows_per_client: int | None,
+    test_share: float | None,
+    seed: int,
+) -> FederatedData:
+    """Returns a federation of groups with label maps, which have the rows of `shifted`."""
+    data = _federation_by_shift(
+        source, skew, named.names, num_clients, rows_per_client, test_share, seed, cause="labels", stream="shifted"
     )
-    known = [f"{name}; " for name in called] or [""]
-    return dataclasses.replace(
-        data,
-        group=crossed.astype(np.int32),
-        group_names=tuple(known[index // len(names)] + names[index % len(names)] for index in both),
-        name=f"{skew}+{data.name}",
-    ), choice
+    return label_maps.with_maps(data, named.maps, np.asarray(data.group))
 
 
 def _federation_by_shift(
@@ -230,8 +436,19 @@ def _federation_by_shift(
     rows_per_client: int | None,
     test_share: float | None,
     seed: int,
+    *,
+    cause: str | None,
+    stream: str | None = None,
 ) -> FederatedData:
-    """Returns a federation in which each group divides all training rows, and all clients share test rows."""
+    """Returns a federation in which each group divides all training rows, and all clients share test rows.
+
+    Args:
+        source, num_clients, rows_per_client, test_share, seed: as in the builders.
+        skew: name of the skew, a part of the federation's name.
+        names: names of the groups.
+        cause: the cause of the groups, see `jaxfl.data.causes`; None if these are no true groups.
+        stream: name of the random stream that orders the rows; None is that of the skew.
+    """
     members = partition.group_members(num_clients, len(names))
     inputs, labels, test = source.pool if test_share is None else (source.inputs, source.labels, None)
     if skew == "rotated":
@@ -244,8 +461,10 @@ def _federation_by_shift(
     size = partition.rows_that_fit(members, rows_per_client, len(rows), which)
     train: list[np.ndarray] = []
     for index in range(len(names)):
-        order = rows[host_rng(seed, skew, index).permutation(len(rows))]
+        order = rows[host_rng(seed, stream or skew, index).permutation(len(rows))]
         train += list(order[: members * size].reshape(members, size))
     shared = Split.shared([test], np.zeros(num_clients, np.int32))  # stored once
     group = np.repeat(np.arange(len(names), dtype=np.int32), members)
-    return pack(source, skew, inputs, labels, train, shared, group, names)
+    if cause is None:
+        return pack(source, skew, inputs, labels, train, shared, None, ())
+    return pack(source, skew, inputs, labels, train, shared, group, names, cause=cause)

@@ -360,7 +360,8 @@ def hybrid(
         parts = partition.iid(len(rows), members, rows_per_client=rows_per_client, seed=(seed + domain) % 2**32)
         train += [rows[part] for part in parts]
     group = np.repeat(np.arange(len(source.domain_names), dtype=np.int32), members)
-    return pack(source, "hybrid", inputs, labels, train, Split.shared(tests, group), group, source.domain_names)
+    shared = Split.shared(tests, group)
+    return pack(source, "hybrid", inputs, labels, train, shared, group, source.domain_names, cause="domain")
 
 
 def _class_list(source: Source, labels: Sequence[int]) -> str:
@@ -416,4 +417,4 @@ def _split_and_pack(
         # The official test set is not used, because a client is tested on its own distribution.
         inputs, labels = source.inputs, source.labels
         train, test = partition.train_test_split(parts, 0.2 if test_share is None else test_share, seed=seed)
-    return pack(source, skew, inputs, labels, train, test, group, group_names)
+    return pack(source, skew, inputs, labels, train, test, group, group_names, cause="classes")

@@ -20,9 +20,11 @@ import numpy as np
 from jaxfl.data import bounded, conditions
 from jaxfl.data import labels as kinds
 from jaxfl.data.building import (
+    CAUSE,
     check_client_lists,
     check_groups,
     check_input_type,
+    check_label_maps,
     check_names,
     check_no_drift,
     check_split,
@@ -43,8 +45,9 @@ PLAIN = ("num_classes", "name", "group_names", "class_names")  # fields that are
 NAMES = "client_names"  # in the header only if there are names
 FITTED = "fitted"  # in the header only if True
 TRIGGER = "trigger"  # its size, in the header only if there is one
+CAUSES = "causes"  # names of the patterns of each cause, in the header only if there are causes
 ARRAY_TYPES = {  # types of the arrays that always have the same type
-    **dict.fromkeys(("rotation", "label_shift", "group"), "int32"),
+    **dict.fromkeys(("rotation", "label_shift", "label_map", "group"), "int32"),
     **dict.fromkeys(("trigger.target", *(f"{split}.triggered" for split in SPLITS)), "int32"),
     **{f"{split}.{part}": "int32" for split in SPLITS for part in ("rows", "start", "size")},
     **dict.fromkeys(("held_out", "absent", "attack.attacker", *(f"{split}.flipped" for split in SPLITS)), "bool"),
@@ -109,6 +112,7 @@ def write_header(folder: Path, data: FederatedData, arrays: Mapping[str, tuple[A
     header |= {FITTED: True} if data.fitted else {}
     header |= {"attack": None if data.attack is None else data.attack.kind}
     header |= {TRIGGER: data.trigger.size} if data.trigger is not None else {}
+    header |= {CAUSES: dict(data.cause_names)} if data.causes else {}
     header |= {
         "arrays": {name: {"dtype": np.dtype(kind).name, "shape": shape} for name, (kind, shape) in arrays.items()}
     }
@@ -146,7 +150,7 @@ def load(folder: str | Path | None) -> FederatedData:
     if strange := sorted(set(declared) - set(known)):
         raise ValueError(f"{path} must name only arrays of a federation, got {', '.join(strange[:3])}.")
     always = (".rows", ".start", ".size", "attacker", "scale", "value", "target")
-    needed = {"inputs", "labels", *(name for name in known if name.endswith(always))}
+    needed = {"inputs", "labels", *(name for name in known if name.endswith(always) or name.startswith(f"{CAUSES}."))}
     if missing := sorted(needed - set(declared)):
         raise ValueError(f"{path} must name all arrays of a federation, but {missing[0]} is missing; save it again.")
     for name, (kind, shape) in declared.items():
@@ -169,13 +173,18 @@ def _from_header(header: dict[str, Any]) -> FederatedData:
     if not isinstance(fitted, bool) or type(width) is not int or not 0 < width < 2**31:
         raise ValueError(f"{FITTED} must be true or false and {TRIGGER} above 0, got {fitted!r} and {width!r}")
     nothing: Any = None  # in place of arrays that are read later
+    causes = header.get(CAUSES, {})
+    known = isinstance(causes, dict) and all(CAUSE.fullmatch(one) and isinstance(causes[one], list) for one in causes)
+    if not known:
+        raise ValueError(f"{CAUSES} must be lists of names by cause, got {causes!r:.100}")
     splits = {name: Split(nothing, nothing, nothing, size) for name, size in sizes.items()}
     attack = header["attack"]
     if attack not in (None, *conditions.ATTACK_KINDS):
         raise ValueError(f"attack must be null or one of {', '.join(conditions.ATTACK_KINDS)}, got {attack!r}")
-    absent = {field.name: None for field in fields(FederatedData) if "per_client" in field.metadata}
+    absent = {one.name: None for one in fields(FederatedData) if "per_client" in one.metadata and one.name != CAUSES}
     values: dict[str, Any] = {**absent, **splits, **names, "num_classes": numbers[0], "name": str(header["name"])}
-    values |= {FITTED: fitted}
+    values |= {FITTED: fitted, CAUSES: dict.fromkeys(causes)}
+    values |= {"cause_names": tuple((cause, tuple(map(str, patterns))) for cause, patterns in causes.items())}
     trigger = None if TRIGGER not in header else Trigger(nothing, nothing, width)
     return FederatedData(**values, attack=None if attack is None else Attack(nothing, nothing, attack), trigger=trigger)
 
@@ -196,7 +205,7 @@ def _map_array(path: Path, name: str, kind: str, shape: tuple[int, ...]) -> np.n
         missing = isinstance(error, FileNotFoundError)
         what = "is missing" if missing else f"is not a file of jaxfl, or is damaged ({error})"
         raise ValueError(f"{path} {what}; save the federation again.") from error
-    wanted = ARRAY_TYPES.get(name, kind)
+    wanted = "int32" if name.startswith(f"{CAUSES}.") else ARRAY_TYPES.get(name, kind)
     if (array.dtype.name, array.shape) != (kind, shape) or kind != wanted or not array.dtype.isnative:
         raise ValueError(
             f"{path} must have {wanted}{list(shape)}, as {HEADER} and jaxfl declare, got {array.dtype}"
@@ -217,6 +226,7 @@ def _check_arrays(folder: Path, data: FederatedData) -> None:
         for name, split in data.splits.items():
             check_split(name, split, len(data.inputs))
         check_client_lists(data)
+        check_label_maps(data)
         check_names(data)
         _check_ranges(data)
         _check_scale(data)
@@ -257,6 +267,7 @@ def _check_ranges(data: FederatedData) -> None:
         "attack.scale": (0, largest),
         "trigger.target": (0, data.num_classes - 1),
         **{f"{split}.triggered": (0, np.iinfo(np.int32).max) for split in SPLITS},
+        **{f"{CAUSES}.{cause}": (0, len(patterns) - 1) for cause, patterns in data.cause_names},
     }
     for name, metadata in array_fields(data):
         values = get_field(data, name)
@@ -291,9 +302,7 @@ def _named_arrays(data: FederatedData) -> dict[str, np.ndarray]:
     """Returns the arrays of a federation by name, without those that are None."""
     arrays = {}
     for name, _ in array_fields(data):
-        value: Any = data
-        for part in name.split("."):
-            value = getattr(value, part)
+        value = get_field(data, name)
         if value is not None:
             arrays[name] = np.asarray(value, order="C")  # row by row, as it is read
     return arrays

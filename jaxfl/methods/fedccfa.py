@@ -359,7 +359,7 @@ def balanced_federation(key: Key, data: FederatedData, client: Array, counts: Ar
         size=jnp.broadcast_to(size.astype(numbers.dtype), numbers.shape),
         max_size=drawn.size,
     )
-    done = dict.fromkeys(("rotation", "tilt", "label_shift", "mean", "std", "trigger"))
+    done = dict.fromkeys(("rotation", "tilt", "label_shift", "label_map", "mean", "std", "trigger"))
     return dataclasses.replace(data, inputs=batch.x, labels=batch.y, train=split, filled=0.0, **done)
 
 

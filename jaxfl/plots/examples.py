@@ -191,9 +191,7 @@ def _sample_rows_by_class(
     labels, train = np.asarray(data.labels), jax.tree.map(np.asarray, data.train)
 
     def seen(client: int) -> np.ndarray:
-        own = labels[train.rows[train.start[client] :][: train.size[client]]]
-        if data.label_shift is not None:
-            own = (own + int(data.label_shift[client])) % data.num_classes
+        own = np.asarray(data.relabelled(labels[train.rows[train.start[client] :][: train.size[client]]], client))
         return data.num_classes - 1 - own if train.flipped is not None and train.flipped[client] else own
 
     order = np.argsort(-has.sum(1), kind="stable")

@@ -27,7 +27,13 @@ import numpy as np
 from jaxfl.data.clients import FederatedData
 from jaxfl.files import copy_path, keep_copy, user_path, write_bytes
 from jaxfl.schema import check_type
-from jaxfl.simulation.evaluation.metrics import COHESION_METRICS, counted_clients, is_lower_better, main_metric
+from jaxfl.simulation.evaluation.metrics import (
+    CAUSE_PREFIX,
+    COHESION_METRICS,
+    counted_clients,
+    is_lower_better,
+    main_metric,
+)
 from jaxfl.simulation.loggers import GROUP_METRICS
 from jaxfl.simulation.loggers import csv as csv
 from jaxfl.simulation.loggers import mlflow as mlflow
@@ -173,6 +179,10 @@ def _lacking_phrase(metric: str | None, data: FederatedData, tuned: bool) -> str
         return "rows that are set apart (validation=0.1), and there are none" if data.validation is None else ""
     if name in GROUP_METRICS:
         return "true groups, and the data name none" if data.group is None else ""
+    if name.startswith(CAUSE_PREFIX):
+        known = ", ".join(sorted(data.causes)) if len(data.causes) > 1 else "none"
+        lacking = name.removeprefix(CAUSE_PREFIX) not in data.causes or len(data.causes) < 2
+        return f"one of several causes of the groups, and these are {known}" if lacking else ""
     if name in COHESION_METRICS:
         return "data without true groups, which these have" if data.group is not None else ""
     tested = np.asarray(data.test.size) > 0

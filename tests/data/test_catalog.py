@@ -75,7 +75,7 @@ def test_no_example_is_trained_on_and_tested_on(cut, official, tmp_path):
     if official:
         parts |= {f"test_{name}": values[200:] for name, values in arrays.items()}
     np.savez(tmp_path / "own.npz", **parts)
-    options = {} if "writers" in cut else {"num_clients": 8, "label_groups": ((0, 1), (2, 3)), "without": "0,1"}
+    options = {} if "writers" in cut else {"num_clients": 12, "label_groups": ((0, 1), (2, 3)), "without": "0,1"}
     name = f"{cut}-npz"
     options = {option: value for option, value in options.items() if option in data.options(name)}
     for share in ({}, {"test_share": 0.3}):
@@ -120,7 +120,12 @@ def test_options_are_those_of_the_skew_and_the_source(name):
         "attack_target",
     }
     own |= {"drift", "drift_round", "drift_share", "arrive", "leave"}
-    assert set(data.options(name)) == {*names, *own, *(["other"] if row.skew == "hybrid" else [])}
+    assert set(data.options(name)) == {
+        *names,
+        *own,
+        *(["other"] if row.skew == "hybrid" else []),
+        *(["truth"] if row.shifts else []),
+    }
     assert inspect.Parameter.empty not in data.options(name).values()  # nothing that a user must say
 
 

@@ -246,6 +246,8 @@ def full_federation():
                 rotation=np.array([0, 1, 2, 3]),
                 tilt=np.array([0.0, 5.0, 10.0, 15.0]),
                 label_shift=np.array([0, 1, 2, 3]),
+                label_map=np.array([[1, 2, 3, 0], [0, 1, 2, 3], [3, 2, 1, 0], [2, 3, 0, 1], [1, 0, 3, 2]]),
+                causes={"labels": np.array([0, 1, 2, 3]), "rotation": np.array([0, 1, 0, 1])},
                 group=np.array([0, 1, 0, 1]),
                 held_out=np.array([False, True, False, False]),
                 mean=np.array([100.0, 20.0]),
@@ -269,7 +271,10 @@ def full_federation():
         trigger=Trigger(np.uint8(255), np.int32(1), 1),
         rate=np.float32(0.5),
         absent=nobody,
-        drift=Drift(np.int32(5), numbers, 5.0 * numbers, numbers, numbers, nobody, nobody, ranges, ranges, ranges),
+        drift=Drift(
+            *(np.int32(5), numbers, 5.0 * numbers, numbers, numbers, nobody, nobody, ranges, ranges, ranges),
+            causes={"labels": numbers},
+        ),
     )
 
 
@@ -279,6 +284,8 @@ def parts(part, prefix=""):
         value = getattr(part, field.name)
         if is_dataclass(value):
             yield from parts(value, f"{prefix}{field.name}.")
+        elif isinstance(value, dict):
+            yield from ((f"{prefix}{field.name}.{name}", field, one) for name, one in value.items())
         elif field.metadata.get("pytree_node", True):
             yield f"{prefix}{field.name}", field, value
 

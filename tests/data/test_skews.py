@@ -33,9 +33,7 @@ def everyone(split):
 
 
 BUILDERS = {
-    name: builder
-    for name, (builder, _) in catalog.SKEWS.items()
-    if name not in ("rotated", "shifted", "writers", "hybrid")
+    name: builder for name, (builder, _) in catalog.SKEWS.items() if name not in (*catalog.SHIFTS, "writers", "hybrid")
 }
 
 

@@ -134,6 +134,7 @@ def federation_text(found: Description) -> str:
     shape = " x ".join(map(str, found.input_shape)) or "one number"
     names = f": {', '.join(map(printable, found.class_names))}" if found.class_names else ""
     absent = found.num_classes - found.classes_present
+    planted = ", ".join(f"{cause}: {number}" for cause, number in found.causes.items())
     lines = [
         "Federation:",
         f"  clients   {found.num_clients:,}" + (f" ({marks})" if marks else ""),
@@ -146,7 +147,7 @@ def federation_text(found: Description) -> str:
         f"  {LABEL_NOUNS[found.kind]:<9} {found.num_classes:,}"
         + (f" ({absent:,} without a row)" if absent else "")
         + names,
-        f"  groups    {len(found.groups) or 'unknown'}",
+        f"  groups    {len(found.groups) or 'unknown'}" + (f" (by {planted})" if len(found.causes) > 1 else ""),
     ]
     shown = [{**group, "name": printable(group["name"])} for group in found.groups[:MOST_GROUPS]]
     wide = max([len(group["name"]) for group in shown], default=0)

@@ -7,7 +7,7 @@ from jaxfl.bench import Scaling
 from jaxfl.bench.axes import LOCAL
 from jaxfl.methods import KINDS
 from jaxfl.settings import methods as known
-from jaxfl.simulation.evaluation.metrics import main_metric
+from jaxfl.simulation.evaluation.metrics import CAUSE_PREFIX, main_metric
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -196,11 +196,14 @@ def _shown_columns(runs: Sequence[dict[str, Any]]) -> dict[str, tuple[Any, ...]]
     """Returns key, factor and format of the columns that are shown for these runs."""
     columns = {name: (key.format(main_metric(runs[0])), *how) for name, (key, *how) in RESULT_COLUMNS.items()}
     nothing = {name: (None, 0) if name == "diverged" else (None,) for name in OPTIONAL_COLUMNS}  # without a column
-    return {
-        name: how
-        for name, how in columns.items()
-        if name not in nothing or any(run.get(how[0]) not in nothing[name] for run in runs)
-    }
+    shown: dict[str, tuple[Any, ...]] = {}
+    for name, how in columns.items():
+        if name not in nothing or any(run.get(how[0]) not in nothing[name] for run in runs):
+            shown[name] = how
+        if name == "ARI":
+            by_cause = sorted({key for run in runs for key in run if key.startswith(CAUSE_PREFIX)})
+            shown |= {f"ARI {key.removeprefix(CAUSE_PREFIX)}": (key, *how[1:]) for key in by_cause}
+    return shown
 
 
 def _number_cell(value: float | None, factor: float, form: str) -> str:

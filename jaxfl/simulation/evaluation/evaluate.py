@@ -28,6 +28,7 @@ from jaxfl.random import host_rng
 from jaxfl.simulation.evaluation.cohesion import CohesionScorer
 from jaxfl.simulation.evaluation.finetune import FineTune, server, trainer
 from jaxfl.simulation.evaluation.metrics import (
+    CAUSE_PREFIX,
     SUCCESS,
     Evaluation,
     Totals,
@@ -359,7 +360,8 @@ def evaluator(
 
 def _validation_metrics(found: Evaluation) -> dict[str, Any]:
     """Returns the metrics of validation rows by their names."""
-    return {f"validation_{name}": value for name, value in found.metrics.items() if name not in NOT_OF_TEST_ROWS}
+    own = {name: value for name, value in found.metrics.items() if not name.startswith(CAUSE_PREFIX)}
+    return {f"validation_{name}": value for name, value in own.items() if name not in NOT_OF_TEST_ROWS}
 
 
 def _test_rows_evaluator(

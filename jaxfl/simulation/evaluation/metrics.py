@@ -11,6 +11,8 @@ rows:
   highest, where lower is better): over clients.
 - `ari`, `nmi`, `purity`, `num_clusters`: found clusters against true groups, of the clients that have training rows and
   a cluster; None where the true groups are unknown.
+- `ari_rotation`, `ari_labels`, `ari_classes` ...: the same clusters against the clients' patterns of each cause alone,
+  where the groups were planted by several causes, see `jaxfl.data.causes`.
 - `silhouette`, `davies_bouldin`, `wasserstein_silhouette`, `wasserstein_davies_bouldin`: the found clusters of the same
   clients where the true groups are unknown, by their rows, see `cohesion.py`; None unless there are at least two
   clusters, and one has two clients. Data with true groups have none of these.
@@ -51,6 +53,7 @@ NAME = re.compile(
     r"((micro|macro|std|worst_decile|p\d+)_)?(?P<metric>.+?)"
 )
 SUCCESS = "attack_success_rate"
+CAUSE_PREFIX = "ari_"  # begins the agreement with the patterns of one cause
 # of data without true groups alone; the second and the last are better where they are lower
 COHESION_METRICS = ("silhouette", "davies_bouldin", "wasserstein_silhouette", "wasserstein_davies_bouldin")
 COLUMNS = frozenset(("client", "name", "group", "held_out", "cluster", "train_rows", "test_rows", "loss"))  # of clients
@@ -258,12 +261,15 @@ def cluster_scores(cluster: np.ndarray, data: FederatedData, who: np.ndarray) ->
     """Returns how the found clusters agree with the true groups, of the clients `who [N]` that have a cluster."""
     who = who & (cluster >= 0)
     number = len(np.unique(cluster[who]))
+    causes = data.causes if len(data.causes) > 1 else {}  # one alone is the groups
+    by_cause = {f"{CAUSE_PREFIX}{cause}": np.asarray(pattern)[who] for cause, pattern in sorted(causes.items())}
     if data.group is None or not who.any():
-        return {"num_clusters": number, "ari": None, "nmi": None, "purity": None}
+        return {"num_clusters": number, "ari": None, "nmi": None, "purity": None, **dict.fromkeys(by_cause)}
     truth, labels = np.asarray(data.group)[who], cluster[who]
     return {
         "num_clusters": number,
         "ari": scores.adjusted_rand_index(truth, labels),
         "nmi": scores.normalized_mutual_information(truth, labels),
         "purity": scores.purity(truth, labels),
+        **{name: scores.adjusted_rand_index(pattern, labels) for name, pattern in by_cause.items()},
     }

@@ -162,8 +162,16 @@ def with_newcomers(data: FederatedData, new: FederatedData) -> FederatedData:
 
     True groups, attackers and validation rows of newcomers are unknown; so all clients lose theirs.
     """
-    plain = {"group": None, "attack": None, "validation": None, "drift": None, "absent": None}
+    plain: dict[str, Any] = dict.fromkeys(("group", "attack", "validation", "drift", "absent"))
+    plain |= {"causes": {}, "cause_names": ()}
     data, new = (dataclasses.replace(one, **plain) for one in (data, new))
+    if data.label_map is not None or new.label_map is not None:  # one table for both
+        maps = np.concatenate([data.label_maps(), new.label_maps()])
+        table, number = np.unique(maps, axis=0, return_inverse=True)
+        data, new = (
+            dataclasses.replace(one, label_map=table.astype(np.int32), label_shift=part.astype(np.int32))
+            for one, part in zip((data, new), np.split(number.reshape(-1), [data.num_clients]), strict=True)
+        )
     held_out = np.zeros(data.num_clients, bool) if data.held_out is None else np.asarray(data.held_out)
     fields: dict[str, Any] = {"held_out": np.append(held_out, np.ones(new.num_clients, bool))}
     for name in view_fields(data):

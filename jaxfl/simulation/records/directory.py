@@ -143,7 +143,7 @@ SUMMARY_TYPES: EntryTypes = {
     "options|versions": (dict,),
     LOWER: (list,),
     f"{_METRICS}|(wasserstein_)?(silhouette|davies_bouldin)|seconds_per_round|num_clusters|ari|nmi|purity": NUMBER,
-    "epsilon|smallest_sum|bytes_(up|down)|rounds_to_recover": NUMBER,
+    "ari_.*|epsilon|smallest_sum|bytes_(up|down)|rounds_to_recover": NUMBER,
 }
 HEADER_TYPES = {"identity": dict, "round": int, "tally": dict, "records": int}  # of a run's checkpoint
 # Of a config and of an identity: where rows lie, on which devices clients are trained, and how many side by side.

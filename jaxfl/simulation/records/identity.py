@@ -1,5 +1,6 @@
 """The identity of a run: all that its numbers depend on, ready for JSON."""
 
+import dataclasses
 import json
 import re
 import zlib
@@ -107,9 +108,10 @@ def fingerprint(data: FederatedData) -> str:
     """Returns the data's name, its attack kind, and a checksum of all arrays; of a mapped file, of some rows.
 
     A mapped file (see `jaxfl.data.stored`) may be larger than memory: its shape counts, and `LOOKED_AT` of its rows.
+    Causes of the groups do not count, which older versions did not have.
     """
     checksum = 0
-    for leaf in jax.tree.leaves(data):
+    for leaf in jax.tree.leaves(_without_causes(data)):
         looked_at = leaf
         if isinstance(leaf, np.memmap) and len(leaf) > LOOKED_AT:
             checksum = zlib.crc32(str(leaf.shape).encode(), checksum)
@@ -118,6 +120,12 @@ def fingerprint(data: FederatedData) -> str:
         checksum = zlib.crc32(looked_at.data, checksum) if looked_at.size else checksum
     name = data.name if data.attack is None else f"{data.name}-{data.attack.kind}"
     return f"{name}-{checksum:08x}"
+
+
+def _without_causes(data: FederatedData) -> FederatedData:
+    """Returns the federation without the causes of its groups."""
+    drift = None if data.drift is None else dataclasses.replace(data.drift, causes={})
+    return dataclasses.replace(data, causes={}, drift=drift)
 
 
 def data_identity(data: FederatedData) -> dict[str, Any]:
@@ -140,6 +148,6 @@ def fields_of(data: FederatedData) -> str:
     >>> fingerprint(data) == fingerprint(other), fields_of(data) == fields_of(other)
     (True, False)
     """
-    leaves, _ = jax.tree_util.tree_flatten_with_path(data)
+    leaves, _ = jax.tree_util.tree_flatten_with_path(_without_causes(data))
     told = [f"{jax.tree_util.keystr(path)} {np.shape(leaf)} {leaf.dtype}" for path, leaf in leaves]
     return f"{zlib.crc32(' '.join(told).encode()):08x}"
