@@ -73,6 +73,32 @@ def test_pfllib_deals_classes_by_dirichlet_until_everyone_has_enough(labels, cli
 
 
 @pytest.mark.parametrize(
+    ("sizes_of_classes", "sizes", "first"),
+    [
+        (
+            [6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958],
+            "2630 499 1630 2541 1917 6189 1256 1269 3600 4006 3116 3772 3613 2134 5730 5448 3628 5653 5266 6103",
+            [[140, 890, 0, 0, 1, 319, 0, 29, 1067, 184], [5, 0, 27, 0, 0, 19, 335, 0, 6, 107]],
+        ),
+        (
+            [6000] * 10,
+            "1621 1814 1211 2080 5128 4264 1440 2622 2974 3236 1164 1964 5994 1527 3100 4325 4252 3175 5449 2660",
+            [[0, 9, 0, 668, 476, 287, 5, 167, 0, 9], [7, 1, 62, 0, 43, 0, 0, 177, 1524, 0]],
+        ),
+    ],
+    ids=["MNIST", "CIFAR-10"],
+)
+def test_pfllibs_numbers_of_rows_are_those_in_its_repository(sizes_of_classes, sizes, first):
+    """20 clients, Dir(0.1): `dataset/mnist/config.json`, `dataset/cifar10_dataset.out`; no order of rows matters."""
+    labels = np.repeat(np.arange(10), sizes_of_classes)
+    split = exact.pfllib_dirichlet(labels)
+    whole = [np.concatenate(pair) for pair in zip(split.train, split.test, strict=True)]
+    assert [len(rows) for rows in whole] == list(map(int, sizes.split()))
+    assert counts(labels, whole)[:2] == first
+    assert [len(rows) for rows in split.train] == [int(0.75 * len(rows)) for rows in whole]
+
+
+@pytest.mark.parametrize(
     ("labels", "clients", "classes", "balance"),
     [(SHUFFLED, 20, 2, False), (SHUFFLED, 7, 3, False), (UNEVEN, 4, 2, True), (UNEVEN, 3, 5, False)],
 )
