@@ -82,6 +82,8 @@ def read_arrays(path: Path, wanted: Collection[str] | None = None) -> tuple[dict
         try:
             with zipfile.ZipFile(stream) as archive:
                 members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+                if twice := len(archive.infolist()) - len(members):
+                    raise ValueError(f"{twice} of its arrays have the name of another one")
                 chosen = {name: info for name, info in members.items() if wanted is None or name in wanted}
                 check_unpacked_size(sum(info.file_size for info in chosen.values()), size)
                 values = {}

@@ -353,7 +353,7 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
 
 def _warn_unused_test_rows(source: sources.Source, data: FederatedData, name: str) -> None:
     """Warns if a file of the user has test rows that no client is tested on, because the skew divides training rows."""
-    if source.test_labels is not None and len(data.labels) == len(source.labels):
+    if source.test_labels is not None and len(source.test_labels) and len(data.labels) == len(source.labels):
         warnings.warn(
             f"{name} does not use the {len(source.test_labels)} test rows of {source.name}: clients are tested on a "
             "share of their own rows (test_share=0.2 says so); the skew writers uses them if their makers are in the "

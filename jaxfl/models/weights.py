@@ -122,7 +122,7 @@ def _weights_errors(path: Path) -> Iterator[None]:
         )
     try:
         yield
-    except (SafetensorError, KeyError) as error:
+    except (SafetensorError, KeyError, AttributeError, ValueError, TypeError) as error:  # of types and ranks of others
         raise ValueError(f"{path} must be safetensors of NumPy's types, got: {error}; save float32.") from error
 
 

@@ -36,10 +36,15 @@ def start_from(task: Task, path: str | os.PathLike) -> Task:
             file, with a warning.
 
     Raises:
-        ValueError: as `jaxfl.models.load_weights`.
+        ValueError: as `jaxfl.models.load_weights`, or a number is not finite.
     """
     like = jax.eval_shape(task.init, jax.random.key(0))
     held, head = read_weights(path, like)
+    if wrong := [name for name, array in held.items() if not np.isfinite(array).all()]:
+        raise ValueError(
+            f"{path} must have finite numbers, got NaN or infinity in {wrong[0]}; save the model of a run that has not "
+            "diverged."
+        )
     order = tree.creation_order(lambda: task.init(jax.random.key(0)))
     if head:
         layer = min(head).rpartition("/")[0]

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import zipfile
 
 import hypothesis
 import numpy as np
@@ -66,7 +67,14 @@ def test_all_the_arrays(path):
 
 @pytest.mark.parametrize(
     ("column", "one", "other"),
-    [("client", "ann", "Ann"), ("client", "ann", "ann "), ("group", "S\u00fcd", "Su\u0308d"), ("domain", "pen", "Pen")],
+    [
+        ("client", "ann", "Ann"),
+        ("client", "ann b", "ann\u00a0 b"),
+        ("client", "ann", "a\u200bnn"),
+        ("client", "1", "\uff11"),
+        ("group", "S\u00fcd", "Su\u0308d"),
+        ("domain", "pen", "Pen"),
+    ],
 )
 def test_names_that_look_alike_are_told(path, column, one, other):
     arrays = {"client": np.repeat(["x", "y"], 10), column: np.repeat([one, other], 10)}
@@ -167,6 +175,7 @@ def test_floats_are_left_alone(path):
         (PLAIN | {"mean": np.nan}, ("mean", "nan")),
         (PLAIN | {"origin": "elsewhere"}, ("origin", "JSON")),
         (PLAIN | {"origin": '{"source": 3, "options": {}}'}, ("origin", "JSON")),
+        (PLAIN | {"origin": '{"source": "a", "options": {}, "name": 3}'}, ("origin", "JSON")),
     ],
 )
 def test_refusals(path, arrays, message):
@@ -309,6 +318,16 @@ def test_converted_finds_the_file_of_the_source_and_its_options(tmp_path):
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match=mentions("full.npz", "np.savez")):
         npz.find_converted("full", tmp_path, options)
+
+
+def test_two_arrays_of_one_name_are_refused(path):
+    """The second one would be read alone."""
+    np.savez(path, **PLAIN)
+    np.save(path.with_name("x.npy"), IMAGES[::-1])
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.write(path.with_name("x.npy"), "x")
+    with pytest.raises(ValueError, match=mentions(str(path), "1 of its arrays")):
+        npz.load(path)
 
 
 def test_converted_reads_the_origin_alone(tmp_path):

@@ -266,6 +266,9 @@ LABELS = np.repeat(np.arange(10), 6)
         (lambda: partition.natural([0.0, np.nan]), ("client_of_row", "nan", "row 1")),
         (lambda: partition.natural(np.array(["a", None])), ("client_of_row", "None", "row 1")),
         (lambda: partition.natural(np.array(["a", 1], object)), ("client_of_row", "astype(str)")),
+        (lambda: partition.natural(["a", " "]), ("client_of_row", "' '", "row 1")),
+        (lambda: partition.natural(np.array(["a", ""], object)), ("client_of_row", "row 1")),
+        (lambda: partition.natural(np.array([b"", b"a"])), ("client_of_row", "b''", "row 0")),
     ],
 )
 def test_refusals_name_argument_value_and_remedy(call, message):

@@ -1,10 +1,13 @@
 import itertools
+import json
+import struct
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxfl
 from jaxfl import models
 from jaxfl.models import networks
 from jaxfl.models.fast.rewriting import replaceable
@@ -318,6 +321,25 @@ def test_networks_of_tokens_refuse_what_is_none(key):
         models.CharRNN(cell="rnn")
     with pytest.raises(ValueError, match=mentions("width", 6, "heads=4")):
         models.create("transformer", 10, width=6)
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_no_model_starts_from_numbers_that_are_not_finite(tmp_path, value):
+    task = jaxfl.classification(models.Logistic(num_classes=10), jaxfl.data.load("rotated-digits", num_clients=4))
+    model = jax.tree.map(np.array, task.init(jax.random.key(0)))
+    model["Dense_0"]["kernel"][3, 2] = value
+    models.save_weights(tmp_path / "a.safetensors", model)
+    with pytest.raises(ValueError, match=mentions("a.safetensors", "finite", "Dense_0/kernel")):
+        jaxfl.start_from(task, tmp_path / "a.safetensors")
+
+
+@pytest.mark.parametrize("change", [{"dtype": "F8_E4M3", "shape": [40]}, {"shape": [10] + [1] * 80}])
+def test_types_and_ranks_that_numpy_does_not_have_are_refused(tmp_path, change):
+    entry = {"dtype": "F32", "shape": [10], "data_offsets": [0, 40]} | change
+    head = json.dumps({"bias": entry}).encode()
+    (tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", len(head)) + head + bytes(40))
+    with pytest.raises(ValueError, match=mentions("a.safetensors", "float32")):
+        models.load_weights(tmp_path / "a.safetensors", {"bias": np.zeros(10, np.float32)})
 
 
 def test_weights_keep_the_shape_of_a_scalar(tmp_path):

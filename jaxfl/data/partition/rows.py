@@ -99,7 +99,8 @@ def natural(client_of_row: ArrayLike) -> tuple[Parts, np.ndarray]:
         One index array per client, and the makers that are the clients `[N]`, sorted.
 
     Raises:
-        ValueError: `client_of_row` is not a list of numbers or names, or the maker of a row is None or NaN.
+        ValueError: `client_of_row` is not a list of numbers or names, or the maker of a row is None, NaN or an empty
+            text.
 
     >>> parts, makers = natural(np.array(["eve", "bob", "eve"]))
     >>> [part.tolist() for part in parts], makers.tolist()
@@ -114,11 +115,12 @@ def natural(client_of_row: ArrayLike) -> tuple[Parts, np.ndarray]:
     unknown = owners != owners
     if owners.dtype.kind == "O":
         unknown |= np.array([owner is None for owner in owners], bool)
+    if owners.dtype.kind in "OSU":
+        unknown |= np.array([isinstance(owner, str | bytes) and not owner.strip() for owner in owners], bool)
     if unknown.any():
         row = int(np.argmax(unknown))
-        raise ValueError(
-            f"client_of_row must have the maker of each row, got {owners[row]} in row {row}; leave such rows out."
-        )
+        got = repr(owners[row].item()) if owners.dtype.kind in "SU" else owners[row]
+        raise ValueError(f"client_of_row must have the maker of each row, got {got} in row {row}; leave such rows out.")
     try:
         makers, member = np.unique(owners, return_inverse=True)
     except TypeError as error:

@@ -38,7 +38,7 @@ def split_sentence(path: Path, name: str) -> str:
 
 
 def warn_alike_texts(name: str, *columns: np.ndarray | None) -> None:
-    """Warns of names that differ in their case, in spaces at their ends or in the form of their accents alone.
+    """Warns of names that look alike: they differ in their case, in spaces or in the form of letters alone.
 
     Args:
         name: of the columns, for the message.
@@ -47,7 +47,8 @@ def warn_alike_texts(name: str, *columns: np.ndarray | None) -> None:
     texts = [column for column in columns if column is not None and column.dtype.kind == "U"]
     known: dict[str, str] = {}
     for text in np.unique(np.concatenate(texts)).tolist() if texts else ():
-        if (other := known.setdefault(unicodedata.normalize("NFC", text.strip()).casefold(), text)) != text:
+        letters = (one for one in unicodedata.normalize("NFKC", text) if unicodedata.category(one) != "Cf")  # invisible
+        if (other := known.setdefault(" ".join("".join(letters).split()).casefold(), text)) != text:
             warnings.warn(
                 f"{name} has {other!r} and {text!r}, which are different names here; write one name in one way.",
                 stacklevel=3,

@@ -342,8 +342,9 @@ def _parse_origin(path: Path, text: np.ndarray) -> dict[str, Any]:
     """Returns the origin that `save` wrote into the array `origin`."""
     try:
         origin = bounded.parse_json(str(text))
-        if not (isinstance(origin["source"], str) and isinstance(origin["options"], dict)):
-            raise TypeError("source must be a name and options an object")
+        names = origin["source"], origin.get("name", "")
+        if not (all(isinstance(name, str) for name in names) and isinstance(origin["options"], dict)):
+            raise TypeError("source and name must be texts and options an object")
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(
             f"{path}: origin must be JSON with source and options ({error}); rename that array."
