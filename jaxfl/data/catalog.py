@@ -37,7 +37,7 @@ SKEWS: dict[str, tuple[Callable[..., FederatedData], str]] = {
     "downsampled": (skews.downsampled, "each group of clients has few rows but of some classes"),
     "dirichlet": (skews.dirichlet, "the shares of each class among the clients are Dirichlet distributed"),
     "shards": (skews.shards, "each client has a few shards of the rows sorted by class"),
-    "quantity": (skews.quantity, "clients differ only in their number of rows, log-normal or a power law"),
+    "quantity": (skews.quantity, "clients differ only in their number of rows, log-normal, a power law, or by group"),
     "iid": (skews.iid, "clients differ by chance only"),
     "writers": (natural.writers, "one client for each writer, person or site"),
 }

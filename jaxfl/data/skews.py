@@ -7,7 +7,6 @@ the client's group (`pathological`), or dealt out in the class shares of the cli
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 
@@ -116,9 +115,10 @@ def quantity(
     source: Source,
     *,
     num_clients: int,
-    law: Literal["lognormal", "power"] = "lognormal",
+    law: partition.QuantityLaw = "lognormal",
     sigma: float = 1.0,
     exponent: float = 1.0,
+    relative_sizes: Sequence[float] = partition.RELATIVE_SIZES,
     min_rows: int = 2,
     test_share: float | None = None,
     seed: int = 0,
@@ -128,17 +128,29 @@ def quantity(
     Args:
         source: any examples.
         num_clients: N.
-        law: law of the sizes, log-normal, or a power of the client's rank.
+        law: law of the sizes, log-normal, a power of the client's rank, or a size for each group of clients (groups).
         sigma: standard deviation of the logarithm of log-normal sizes.
         exponent: exponent of the power law.
+        relative_sizes: size of a client of each group with law=groups, in any unit; the groups are the true groups.
         min_rows: the least rows of a client.
         test_share: share of a client's rows to test on; None is the official test set, 0.2 where there is none.
         seed: seed of all choices.
     """
     parts = partition.quantity(
-        len(source.labels), num_clients, law=law, sigma=sigma, exponent=exponent, min_rows=min_rows, seed=seed
+        len(source.labels),
+        num_clients,
+        law=law,
+        sigma=sigma,
+        exponent=exponent,
+        relative_sizes=relative_sizes,
+        min_rows=min_rows,
+        seed=seed,
     )
-    return _split_and_pack(source, "quantity", parts, test_share, seed)
+    group, names = None, ()
+    if law == "groups":
+        group = np.repeat(np.arange(len(relative_sizes), dtype=np.int32), num_clients // len(relative_sizes))
+        names = tuple(f"size {size:g}" for size in relative_sizes)
+    return _split_and_pack(source, "quantity", parts, test_share, seed, group, names, cause="quantity")
 
 
 def pathological(
@@ -384,6 +396,7 @@ def _split_and_pack(
     group_names: tuple[str, ...] = (),
     tests: Sequence[np.ndarray] | None = None,
     dealt: np.ndarray | None = None,
+    cause: str = "classes",
 ) -> FederatedData:
     """Returns the federation of a partition after setting test rows aside.
 
@@ -395,6 +408,7 @@ def _split_and_pack(
         tests: masks `[Q]` of each group's rows of the official test set; None is all rows for all groups.
         dealt: numbers of the parties `[N]` among which the official test set is dealt out instead, in the class shares
             of their training rows, and whose clients share their part: the clients, or their groups.
+        cause: the cause of the true groups.
     """
     if source.central:
         test_share, tests, dealt = None, None, None
@@ -417,4 +431,4 @@ def _split_and_pack(
         # The official test set is not used, because a client is tested on its own distribution.
         inputs, labels = source.inputs, source.labels
         train, test = partition.train_test_split(parts, 0.2 if test_share is None else test_share, seed=seed)
-    return pack(source, skew, inputs, labels, train, test, group, group_names, cause="classes")
+    return pack(source, skew, inputs, labels, train, test, group, group_names, cause=cause)

@@ -222,6 +222,30 @@ def test_downsampled_clients_have_few_rows_but_of_the_kept_classes(each, share, 
     assert_at_most_once(parts, len(LABELS))
 
 
+# ---- quantity
+
+
+@few
+@given(
+    sizes=st.lists(st.integers(1, 50), min_size=1, max_size=4, unique=True),
+    members=st.integers(1, 4),
+    least=st.integers(0, 3),
+    seed=seeds,
+)
+def test_sizes_of_groups_are_in_proportion(sizes, members, least, seed):
+    clients = len(sizes) * members
+    parts = partition.quantity(400, clients, law="groups", relative_sizes=sizes, min_rows=least, seed=seed)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(400))
+    wanted = least + (400 - least * clients) * np.repeat(sizes, members) / (sum(sizes) * members)
+    assert np.abs([len(part) for part in parts] - wanted).max() <= 1
+
+
+def test_groups_of_sizes_are_the_true_groups():
+    fed = data.load("quantity-digits", num_clients=8, law="groups", relative_sizes=(1, 4), test_share=0.25)
+    assert fed.group.tolist() == [0] * 4 + [1] * 4 and fed.group_names == ("size 1", "size 4")
+    assert list(fed.causes) == ["quantity"] and 3.9 < fed.train.size[7] / fed.train.size[0] < 4.1
+
+
 # ---- test rows
 
 
@@ -435,6 +459,12 @@ def test_old_federations_are_as_they_were():
         (lambda: partition.downsampled(LABELS, 2, kept=((0,), (0,))), ("kept", "((0,), (0,))")),
         (lambda: partition.downsampled(LABELS, 2, kept=((0,), (1,)), kept_share=1.5), ("kept_share", 1.5)),
         (lambda: partition.downsampled(LABELS, 4, rows_per_class=16), ("rows_per_class", 16, 15, "class 0")),
+        (lambda: partition.quantity(60, 4, relative_sizes=(1, 2)), ("relative_sizes", "groups", "(1, 2)")),
+        (lambda: partition.quantity(60, 4, law="groups", sigma=2.0), ("sigma", "groups", 2.0)),
+        (lambda: partition.quantity(60, 4, law="groups", relative_sizes=(1, 0)), ("relative_sizes", "(1, 0)")),
+        (lambda: partition.quantity(60, 4, law="groups", relative_sizes=(1, 1)), ("relative_sizes", "(1, 1)")),
+        (lambda: partition.quantity(60, 4, law="groups", relative_sizes=3), ("relative_sizes", 3)),
+        (lambda: partition.quantity(60, 5, law="groups"), ("num_clients", 5, "4 groups")),
         (lambda: partition.class_lists("kept", "1-2,3"), ("kept", "1-2,3", "1:2,3:4")),
         (lambda: partition.class_lists("kept", "1:1,3"), ("kept", "1:1,3")),
         (lambda: partition.class_lists("kept", ""), ("kept", "1:2,3:4")),

@@ -26,11 +26,13 @@ from jaxfl.data.partition.parts import (
     group_members,
     rows_that_fit,
 )
-from jaxfl.data.partition.rows import iid, natural, quantity, train_test_split
+from jaxfl.data.partition.rows import RELATIVE_SIZES, QuantityLaw, iid, natural, quantity, train_test_split
 
 __all__ = [
+    "RELATIVE_SIZES",
     "DirichletRule",
     "Parts",
+    "QuantityLaw",
     "at_most",
     "check_count",
     "check_numbers",

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -13,11 +13,15 @@ from jaxfl.data.partition.parts import (
     check_count,
     check_min_rows,
     check_real,
+    group_members,
     number_lists,
     split_equally,
 )
 from jaxfl.random import host_rng
 from jaxfl.schema import checked
+
+QuantityLaw = Literal["lognormal", "power", "groups"]
+RELATIVE_SIZES = (0.1, 0.2, 0.6, 1.0)  # of the clients of four groups
 
 
 def iid(num_rows: int, num_clients: int, *, rows_per_client: int | None = None, seed: int = 0) -> Parts:
@@ -43,9 +47,10 @@ def quantity(
     num_rows: int,
     num_clients: int,
     *,
-    law: Literal["lognormal", "power"] = "lognormal",
+    law: QuantityLaw = "lognormal",
     sigma: float = 1.0,
     exponent: float = 1.0,
+    relative_sizes: Sequence[float] = RELATIVE_SIZES,
     min_rows: int = 1,
     seed: int = 0,
 ) -> Parts:
@@ -54,10 +59,12 @@ def quantity(
     Args:
         num_rows: number of rows to divide.
         num_clients: N.
-        law: `"lognormal"` sizes, or sizes by a `"power"` of the rank: the r-th largest client has rows in proportion to
-            `r ** -exponent`, and the ranks are random.
+        law: `"lognormal"` sizes; sizes by a `"power"` of the rank: the r-th largest client has rows in proportion to
+            `r ** -exponent`, and the ranks are random; or sizes of `"groups"` of equally many clients.
         sigma: standard deviation of the logarithm of the log-normal sizes; 0 is equal sizes.
         exponent: exponent of the power law; 0 is equal sizes, 1 is Zipf's law.
+        relative_sizes: size of a client of each group, in any unit; those of a comparison of clustered methods (FLTA
+            2024) are the default. N must be a multiple of their number.
         min_rows: least rows of a client.
         seed: seed of the sizes and of the permutation.
 
@@ -65,6 +72,8 @@ def quantity(
     100
     >>> sorted((len(part) for part in quantity(1100, 3, law="power", min_rows=0)), reverse=True)
     [600, 300, 200]
+    >>> [len(part) for part in quantity(300, 4, law="groups", relative_sizes=(1, 2), min_rows=0)]
+    [50, 50, 100, 100]
     """
     check_count("num_rows", num_rows, least=0)
     check_count("num_clients", num_clients)
@@ -74,19 +83,40 @@ def quantity(
             raise ValueError(
                 f"{argument} must be finite and not negative, got {value}; 1 is a strong skew, 0 equal sizes."
             )
-    unused, value = ("exponent", exponent) if law == "lognormal" else ("sigma", sigma)
-    if value != 1.0:
-        raise ValueError(f"{unused} must be left out with law={law!r}, which does not use it, got {value}.")
+    given: dict[str, tuple[str, Any, Any]] = {"sigma": ("lognormal", sigma, 1.0), "exponent": ("power", exponent, 1.0)}
+    given["relative_sizes"] = ("groups", tuple(np.ravel(relative_sizes).tolist()), RELATIVE_SIZES)
+    for argument, (owner, chosen, default) in given.items():
+        if law != owner and chosen != default:
+            raise ValueError(
+                f"{argument} must be left out with law={law!r}, which does not use it, got {chosen}; use law={owner!r}."
+            )
     check_min_rows(num_rows, num_clients, min_rows)
     rng = host_rng(seed, "partition", "quantity")
-    if law == "lognormal":
-        logs = sigma * rng.standard_normal(num_clients)
+    if law == "groups":
+        sizes = _check_sizes(relative_sizes)
+        weight = np.repeat(sizes, group_members(num_clients, len(sizes)))
     else:
-        logs = -exponent * np.log1p(rng.permutation(num_clients))
-    weight = np.exp(logs - logs.max())
+        logs = (
+            sigma * rng.standard_normal(num_clients)
+            if law == "lognormal"
+            else -exponent * np.log1p(rng.permutation(num_clients))
+        )
+        weight = np.exp(logs - logs.max())
     edges = np.cumsum(weight / weight.sum()) * (num_rows - num_clients * min_rows)
     cuts = np.floor(edges + 0.5).astype(int)[:-1] + min_rows * np.arange(1, num_clients)
     return list(np.split(rng.permutation(num_rows), cuts))
+
+
+def _check_sizes(relative_sizes: Sequence[float]) -> np.ndarray:
+    """Returns the sizes of the groups; raises ValueError unless they are positive and finite numbers that differ."""
+    sizes = as_array("relative_sizes", relative_sizes)
+    numbers = sizes.ndim == 1 and sizes.dtype.kind in "iuf" and sizes.size
+    if not numbers or not (np.isfinite(sizes) & (sizes > 0)).all() or len(np.unique(sizes)) < len(sizes):
+        raise ValueError(
+            f"relative_sizes must be different positive numbers, one for each group, got {relative_sizes}; "
+            f"{RELATIVE_SIZES} is the default."
+        )
+    return sizes
 
 
 def natural(client_of_row: ArrayLike) -> tuple[Parts, np.ndarray]:
