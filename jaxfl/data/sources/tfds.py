@@ -104,7 +104,7 @@ def _check_classes(name: str, top: Path) -> None:
     below = [folder for one in tops[1:] for pattern in ("*", "*/*") for folder in one.glob(pattern)]  # of versions
     for path in (path for folder in (*tops, *below) for file in DESCRIPTIONS if (path := folder / file).is_file()):
         try:
-            named = list(_class_names(bounded.read_object(path, bounded.FREE)))
+            named = list(_python_types(bounded.read_object(path, bounded.FREE)))
         except (OSError, ValueError) as error:
             raise ValueError(f"tfds:{name} must have a readable {path} ({error}); prepare it again.") from error
         if others := [one for one in named if not one.startswith(LIBRARY)]:
@@ -114,20 +114,20 @@ def _check_classes(name: str, top: Path) -> None:
             )
 
 
-def _class_names(content: Any) -> Iterator[str]:
-    """Yields the names of classes in a description; a text in it may be JSON as well."""
+def _python_types(content: Any) -> Iterator[str]:
+    """Yields the names of Python classes in a description; a text in it may be JSON as well."""
     if isinstance(content, list):
         for one in content:
-            yield from _class_names(one)
+            yield from _python_types(one)
     if not isinstance(content, dict):
         return
     for key, value in content.items():
         if key in CLASS_KEYS and isinstance(value, str) and "." in value:
             yield value
         elif key == "json" and isinstance(value, str):
-            yield from _class_names(bounded.parse_json(value))
+            yield from _python_types(bounded.parse_json(value))
         else:
-            yield from _class_names(value)
+            yield from _python_types(value)
 
 
 def _builder(name: str, data_dir: Folder) -> Any:
