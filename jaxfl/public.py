@@ -31,6 +31,7 @@ from jaxfl.simulation.run import run
 from jaxfl.tasks import (
     Metrics,
     Task,
+    augmented,
     classification,
     multilabel,
     next_token,
@@ -66,6 +67,7 @@ __all__ = [
     "Sketches",
     "Task",
     "audit_canaries",
+    "augmented",
     "bench",
     "callbacks",
     "choose_num_clusters",

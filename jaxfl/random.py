@@ -38,6 +38,7 @@ class Stream(enum.IntEnum):
     HEADS = 13  # batches of the layers that a client keeps for itself
     WIRE = 14  # roundings and places of a channel
     NOISE = 15  # noise of sums, for differential privacy
+    AUGMENT = 16  # changes of a step's training images
 
 
 def check_seed(seed: int) -> int:

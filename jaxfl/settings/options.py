@@ -37,7 +37,8 @@ from jaxfl.settings.removed import without_removed
 from jaxfl.settings.run_options import RUN
 from jaxfl.simulation.evaluation.finetune import FineTune
 from jaxfl.simulation.program import shapes_of
-from jaxfl.tasks import Task, start_from
+from jaxfl.tasks import Task, augmented, start_from
+from jaxfl.tasks.augmentation import black_level, parse_augmentation
 from jaxfl.typing import Array, Key
 from jaxfl.wire import Aggregator, Privacy, Transform, wired
 
@@ -199,6 +200,8 @@ def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Se
             raise ValueError(f"{option.name} must be set once, got both {both}; leave one out.")
         chosen[option.owner][option.name] = value
     tasks.check_task(chosen["run"].get("task", "auto"))
+    if chosen["run"].get("augment") is not None:
+        parse_augmentation(chosen["run"]["augment"])
     wire_options.check_takes_wire(method, chosen["run"], chosen["data"])
     wire_options.check_takes_noise(method, chosen["method"], chosen["run"])
     for option in options:
@@ -223,7 +226,8 @@ def build(settings: Settings, data: FederatedData) -> Method:
         task = _task(settings, data)
         return lambda given: _method(given, task)
 
-    build_with, values = _shared_build(settings, prepare, "method", shapes), numbers(settings)
+    black = None if settings.run.get("augment") is None else black_level(data).tobytes()  # a constant of its programs
+    build_with, values = _shared_build(settings, prepare, "method", shapes, black), numbers(settings)
     own = settings.method_name in METHODS or _can_be_traced(build_with, tuple(values), shapes)
 
     def made(values: Mapping[str, float], method: Method) -> Method:
@@ -245,6 +249,8 @@ def _task(settings: Settings, data: FederatedData) -> Task:
     how = {name: settings.run[name] for name in ("fast_forms", "compute") if name in settings.run}
     with models.one_line_errors(settings.model_name):
         task = tasks.create(settings.run.get("task", "auto"), model(settings, data.num_classes), data, **how)
+    if (augment := settings.run.get("augment")) is not None:
+        task = augmented(task, data, augment)
     return start_from(task, settings.run["weights"]) if settings.run.get("weights") else task
 
 

@@ -148,6 +148,12 @@ RUN = (
         Literal["network", "pytorch"],
         "start of the models: drawn by the network's own code, or as PyTorch's layers do by default",
     ),
+    Option(
+        "augment",
+        None,
+        str | tuple[str, ...] | None,
+        "flip,crop4: training images are flipped and shifted at random, drawn anew in each step, see jaxfl.augmented",
+    ),
     Option("weights", None, str | None, "FILE.safetensors with the initial model, see jaxfl.start_from"),
     *wire_options.OPTIONS,
 )

@@ -1,10 +1,12 @@
 """Tasks: the initial model, the loss of a batch, and the metrics of test rows.
 
 `contract` defines a task; `kinds` has a task for every kind of labels; `networks` builds the task of any network;
-`mixture` trains several models together, or serves them as one; `additive` adds the outputs of two.
+`mixture` trains several models together, or serves them as one; `additive` adds the outputs of two; `augmentation`
+changes training images.
 """
 
 from jaxfl.tasks.additive import additive, residual_task
+from jaxfl.tasks.augmentation import augmented
 from jaxfl.tasks.contract import (
     Averages,
     DenseLayers,
@@ -31,6 +33,7 @@ __all__ = [
     "Products",
     "Task",
     "additive",
+    "augmented",
     "check_trains",
     "classification",
     "for_each",
