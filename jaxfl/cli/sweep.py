@@ -190,7 +190,7 @@ def read_sweep_file(path: Path) -> tuple[dict[str, Any], dict[str, list[str]]]:
     """
     try:
         check_regular(path)
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         check_nesting(content)
     except OSError as error:
         raise OSError(

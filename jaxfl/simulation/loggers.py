@@ -1,8 +1,14 @@
-"""Loggers: callbacks that write the metrics of each evaluation to TensorBoard, Weights & Biases, MLflow or a table."""
+"""Loggers: callbacks that write the metrics of each evaluation to TensorBoard, Weights & Biases, MLflow or a table.
 
+Of these services an error before the run ends it; one during the run is a warning, and the run goes on without the log.
+"""
+
+import contextlib
+import functools
 import importlib
 import os
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -187,15 +193,18 @@ def tensorboard(directory: str) -> Logger:
 
     Raises:
         ImportError: the extra is not installed.
+        ConnectionError: the log cannot be opened.
     """
-    writer = _import_logger("tensorboard").SummaryWriter(str(user_path(directory)))
+    module = _import_logger("tensorboard")
+    with _opening("tensorboard"):
+        writer = module.SummaryWriter(str(user_path(directory)))
 
     def log(values: dict[str, float], event: Event) -> None:
         for name, value in values.items():
             writer.add_scalar(name, value, event.round)
         writer.flush()
 
-    return Logger(log, lambda failed: writer.close())
+    return _service_logger("tensorboard", log, lambda failed: writer.close())
 
 
 def wandb(**options: Any) -> Logger:
@@ -206,8 +215,11 @@ def wandb(**options: Any) -> Logger:
 
     Raises:
         ImportError: the extra is not installed.
+        ConnectionError: the log cannot be opened, such as without a login.
     """
-    run = _import_logger("wandb").init(**options)
+    module = _import_logger("wandb")
+    with _opening("wandb"):
+        run = module.init(**options)
 
     def log(values: dict[str, float], event: Event) -> None:
         if event.seed is None:
@@ -217,7 +229,7 @@ def wandb(**options: Any) -> Logger:
         run.define_metric(f"{own}/*", step_metric=f"{own}/round")
         run.log({f"{own}/round": event.round, **values})
 
-    return Logger(log, lambda failed: run.finish(exit_code=int(failed)))
+    return _service_logger("wandb", log, lambda failed: run.finish(exit_code=int(failed)))
 
 
 def mlflow(**options: Any) -> Logger:
@@ -228,18 +240,60 @@ def mlflow(**options: Any) -> Logger:
 
     Raises:
         ImportError: the extra is not installed.
+        ConnectionError: the log cannot be opened.
     """
     client = _import_logger("mlflow")
-    active = client.active_run()
-    run = (client.start_run(**options) if active is None else active).info.run_id
-    if active is None:
-        client.end_run("RUNNING")  # it goes on, but is not the active one: each of several seeds has its own
+    with _opening("mlflow"):
+        active = client.active_run()
+        run = (client.start_run(**options) if active is None else active).info.run_id
+        if active is None:
+            client.end_run("RUNNING")  # it goes on, but is not the active one: each of several seeds has its own
 
     def end(failed: bool) -> None:
         if active is None:
             client.MlflowClient().set_terminated(run, "FAILED" if failed else "FINISHED")
 
-    return Logger(lambda values, event: client.log_metrics(values, step=event.round, run_id=run), end)
+    def log(values: dict[str, float], event: Event) -> None:
+        client.log_metrics(values, step=event.round, run_id=run)
+
+    return _service_logger("mlflow", log, end)
+
+
+@contextlib.contextmanager
+def _opening(name: str) -> Iterator[None]:
+    """Raises ConnectionError in place of a service's own errors, which are of many types."""
+    try:
+        yield
+    except Exception as error:
+        raise ConnectionError(
+            f"the {name} log cannot be opened ({_one_line(error)}); set it right, or leave --log {name} out."
+        ) from error
+
+
+def _service_logger(
+    name: str, log: Callable[[dict[str, float], Event], object], end: Callable[[bool], object]
+) -> Logger:
+    """Returns the logger of a service, whose first error is a warning and ends the log; arguments as of `Logger`."""
+    lost = False
+
+    def attempt(act: Callable[..., object], *arguments: Any) -> None:
+        nonlocal lost
+        try:
+            if not lost or act is end:
+                act(*arguments)
+        except Exception as error:
+            if not lost:
+                warnings.warn(
+                    f"the {name} log is not complete ({_one_line(error)}); the run goes on without it.", stacklevel=3
+                )
+            lost = True
+
+    return Logger(functools.partial(attempt, log), functools.partial(attempt, end))
+
+
+def _one_line(error: Exception) -> str:
+    """Returns an error's type and the first line of its message."""
+    return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
 
 
 def scalars(event: Event) -> dict[str, float]:
@@ -264,7 +318,10 @@ def check_installed(name: str) -> None:
 
 def _import_logger(name: str) -> Any:
     """Returns the module of a logger; the error says how to install it."""
+    module = MODULES[name]
     try:
-        return importlib.import_module(MODULES[name])
-    except ImportError as error:
-        raise ImportError(f"the {name} callback needs {MODULES[name]}: pip install 'jaxfl[{name}]'.") from error
+        return importlib.import_module(module)
+    except Exception as error:  # an installed one may fail in any way
+        missing = isinstance(error, ModuleNotFoundError) and error.name == module
+        why = "" if missing else f", whose import fails ({_one_line(error)})"
+        raise ImportError(f"the {name} callback needs {module}{why}: pip install 'jaxfl[{name}]'.") from error

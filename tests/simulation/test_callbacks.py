@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import importlib
 import io
 import re
 import sys
@@ -218,6 +219,48 @@ def test_a_missing_logger_says_what_to_install(monkeypatch, factory, module, ext
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=mentions("pip install", f"jaxfl[{extra}]")):
         factory(**options)
+
+
+def failing(*_, **__):
+    raise RuntimeError("no login\nsecond line")
+
+
+@pytest.mark.parametrize(("factory", "module", "extra", "options"), LOGGERS)
+def test_a_service_that_fails_before_a_run_is_named(monkeypatch, factory, module, extra, options):
+    """By an error that the command line prints as one line; one whose import fails, too."""
+    fake = types.SimpleNamespace(SummaryWriter=failing, init=failing, active_run=failing)
+    monkeypatch.setitem(sys.modules, module, fake)
+    with pytest.raises(ConnectionError, match=mentions(extra, "RuntimeError: no login", f"--log {extra}")):
+        factory(**options)
+    monkeypatch.setattr(importlib, "import_module", failing)
+    with pytest.raises(ImportError, match=mentions(module, "RuntimeError: no login", f"jaxfl[{extra}]")):
+        factory(**options)
+
+
+@pytest.mark.parametrize("when", ["log", "end"])
+def test_a_run_goes_on_without_a_service_that_fails(monkeypatch, when):
+    fake = Fake()
+    for module in ("wandb", "mlflow", "tensorboardX"):
+        monkeypatch.setitem(sys.modules, module, fake)
+    if when == "log":
+        fake.log = fake.log_metrics = failing
+        writer = types.SimpleNamespace(add_scalar=failing, close=lambda: fake.ended.append("closed"))
+        fake.SummaryWriter = lambda directory: writer
+    else:
+        fake.finish = failing
+        fake.MlflowClient = failing
+        fake.SummaryWriter = lambda directory: types.SimpleNamespace(
+            add_scalar=lambda *_: None, flush=lambda: None, close=failing
+        )
+    data = jaxfl.data.load("rotated-digits", num_clients=4, rows_per_client=20)
+    task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
+    method = jaxfl.methods.fedavg(task, optax.sgd(0.1))
+    told = [callbacks.wandb(), callbacks.mlflow(), callbacks.tensorboard("logs")]
+    with pytest.warns(UserWarning) as warned:
+        assert jaxfl.run(method, data, rounds=3, eval_every=1, callbacks=told).summary["rounds"] == 3
+    said = [str(one.message) for one in warned]
+    assert len(said) == 3 and all(re.search(mentions("RuntimeError: no login", "the run goes on"), one) for one in said)
+    assert len(fake.ended) == (3 if when == "log" else 0)
 
 
 def test_a_table_goes_on_with_the_columns_that_it_has(tmp_path):
