@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from sklearn.model_selection import train_test_split
 
+from jaxfl import data
 from jaxfl.data.partition import exact
 from tests.messages import mentions
 
@@ -372,6 +373,40 @@ def test_rdpcfl_clients_draw_independently_and_share_rows():
     assert_same(split.test, [[500 + row for row in rows] for rows in test])
     assert split.group.tolist() == [0] * 3 + [1] * 6 + [2] * 6 + [3] * 6
     assert len({*split.train[0]} & {*split.train[1]}) > 0
+
+
+SPLITS = {
+    "ifca": lambda: exact.ifca(480, 120, num_clients=16, rows_per_client=120),
+    "pfllib_dirichlet": lambda: exact.pfllib_dirichlet(SHUFFLED, num_clients=6, alpha=0.5),
+    "pfllib_pathological": lambda: exact.pfllib_pathological(SHUFFLED, num_clients=10),
+    "fedccfa": lambda: exact.fedccfa(SHUFFLED[:400], SHUFFLED[400:], num_clients=4),
+    "pfedgraph": lambda: exact.pfedgraph(SHUFFLED[:400], 200),
+    "comparative": lambda: exact.comparative(SHUFFLED, setting="concept-features", num_clients=4, rows_per_class=10),
+    "fedem": lambda: exact.fedem(SHUFFLED, num_clients=5, alpha=1.0),
+    "rdpcfl": lambda: exact.rdpcfl(400, 200, rows_per_client=50),
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", SPLITS)
+def test_a_split_is_a_federation_without_a_row_in_training_and_test(name):
+    split, pixels = SPLITS[name](), np.arange(600 * 16, dtype=np.float32).reshape(600, 4, 4)
+    fed = data.federate(
+        pixels, SHUFFLED, split.train, split.test, num_classes=10, group=split.group, held_out=split.held_out
+    )
+    assert fed.num_clients == len(split.train) and not {*fed.train.rows.tolist()} & {*fed.test.rows.tolist()}
+    if split.validation is not None:
+        apart = {row for part in split.validation for row in part.tolist()}
+        shared = apart & {*fed.train.rows.tolist()}
+        assert bool(shared) == (name == "rdpcfl") and not apart & {*fed.test.rows.tolist()}
+
+
+def test_in_the_comparison_of_quantities_test_rows_of_one_client_are_training_rows_of_another():
+    labels = np.tile(SHUFFLED, 4)
+    split = exact.comparative(labels, setting="quantity", num_clients=8)
+    pixels = np.arange(2400 * 16, dtype=np.float32).reshape(2400, 4, 4)
+    with pytest.warns(UserWarning, match=mentions("train", "test")):
+        data.federate(pixels, labels, split.train, split.test, num_classes=10, group=split.group)
 
 
 @pytest.mark.parametrize(
