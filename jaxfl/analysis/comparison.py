@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from jaxfl.schema import checked
 from jaxfl.simulation.evaluation.metrics import CAUSE_PREFIX, NAME, is_lower_better, main_metric
 from jaxfl.simulation.records.history import History
-from jaxfl.simulation.records.identity import DATA_CHECKSUM, FINGERPRINT, JAX_SETTINGS
+from jaxfl.simulation.records.identity import DATA_CHECKSUM, DIGEST, FINGERPRINT, JAX_SETTINGS
 from jaxfl.text import BOLD, bold_parts, csv_table, encodable, markdown_cell, printable
 
 if TYPE_CHECKING:
@@ -764,15 +764,19 @@ def _label_federations(lines: Sequence[Line]) -> list[str]:
         groups[places[-1]].append(line)
     facts = [group[0].facts() for group in groups]
     seeds = [{seed: one for line in group for seed, one in line.fingerprints().items()} for group in groups]
+    digests = [{seed: run.summary.get(DIGEST) for line in group for seed, run in line.runs.items()} for group in groups]
     labels: list[str] = []
-    for own, known in zip(facts, seeds, strict=True):
+    for own, known, digest in zip(facts, seeds, digests, strict=True):
         alike = [other for other in facts if other.get("data") == own.get("data")]
         differing = [name for name, value in own.items() if any(other.get(name) != value for other in alike)]
         words = [f"{name.removeprefix('data.')}={own[name]}".replace(" ", "") for name in differing]
         words = list(dict.fromkeys(words))  # num_clients is an option of the data and a fact of the run
         if len(alike) > 1 and sum(other == own for other in alike) > 1:  # the same by name and options
-            apart = [one for seed, one in known.items() if any(other.get(seed, one) != one for other in seeds)]
-            words += [one[-8:] for one in [*apart, *known.values()][:1]]
+            apart = [seed for seed, one in known.items() if any(other.get(seed, one) != one for other in seeds)]
+            for seed in [*apart, *known][:1]:
+                one = digest[seed]
+                alone = one is not None and sum(other.get(seed) == one for other in digests) == 1
+                words.append(one if alone else known[seed][-8:])
         label = " ".join([str(own.get("data", "data")), *words])
         copies = sum(one == label or one.startswith(f"{label} (") for one in labels)
         labels.append(f"{label} ({copies + 1})" if copies else label)  # equal names would be one federation

@@ -477,6 +477,14 @@ def data_command(
             metavar="DIR|FILE.npz",
         ),
     ] = None,
+    digest: Annotated[
+        bool,
+        typer.Option(
+            "--digest",
+            help="Print the digest of the federation, which is equal for equal rows, views and causes of all clients, "
+            "and that of the first client's pixels.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """List the data sets, or describe a federation.
@@ -498,7 +506,7 @@ def data_command(
         if out is not None and not plot:
             raise ValueError(f"out is the folder for the pictures of --plot, got {out} without it; add --plot.")
         pictures = (out or Path(".")) if plot else None
-        request = DataRequest(name, data_dir, tuple(items or ()), seed, pictures, download, save, as_json)
+        request = DataRequest(name, data_dir, tuple(items or ()), seed, pictures, download, save, as_json, digest)
         if download:
             signals.set_exit_note("; downloaded parts are kept, and the same command continues")
         show_data(request, stdout(), stderr())

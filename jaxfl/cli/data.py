@@ -14,6 +14,7 @@ from jaxfl.data import sources
 from jaxfl.data.catalog import user_files
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.describe import describe
+from jaxfl.data.digest import digest, pixel_digest
 from jaxfl.files import check_output, real_path, signature
 from jaxfl.plots.style import write_picture
 from jaxfl.schema import Option
@@ -35,6 +36,7 @@ class DataRequest(NamedTuple):
         download: whether to download the files first.
         save: folder for the federation, or .npz file for the source's examples, or None.
         as_json: whether to print JSON.
+        digest: whether to print the digests of the federation alone.
     """
 
     name: str | None
@@ -45,6 +47,7 @@ class DataRequest(NamedTuple):
     download: bool = False
     save: Path | None = None
     as_json: bool = False
+    digest: bool = False
 
 
 def show_data(request: DataRequest, out: "Console", err: "Console") -> None:
@@ -67,7 +70,7 @@ def show_data(request: DataRequest, out: "Console", err: "Console") -> None:
         federations.dataset(name)  # raises for unknown names
     chosen = parse_options(name, request.items)
     folder = request.save if request.save is not None and request.save.suffix != ".npz" else None
-    for option, given in {"--plot": request.pictures, "--save DIR": folder}.items():
+    for option, given in {"--plot": request.pictures, "--save DIR": folder, "--digest": request.digest or None}.items():
         if is_source(name) and given is not None:
             raise ValueError(
                 f"{option} needs a data set, got the source {name}; a source has no clients. Try iid-{name}."
@@ -87,12 +90,12 @@ def show_data(request: DataRequest, out: "Console", err: "Console") -> None:
         for source in source_names(name, chosen):
             _download_source(source, data_dir, err)
     row = tables.source_row(name, data_dir) if is_source(name) else tables.data_rows([name], data_dir)[0]
-    if not request.as_json:
+    if not request.as_json and not request.digest:
         print_parts(out, tables.source_page(name, data_dir) if is_source(name) else tables.dataset_page(name, data_dir))
     # only tensorflow-datasets can tell whether it has prepared a data set
     there = row["found"] or name.partition("-")[2].startswith("tfds:")
     data = None
-    if not is_source(name) and (there or request.pictures is not None or folder is not None):
+    if not is_source(name) and (there or request.pictures is not None or folder is not None or request.digest):
         with progress_message(err, f"loading {name}"):
             data = federations.load(name, data_dir=data_dir, seed=request.seed, **chosen)
         if request.pictures is not None and not (data.kind == "classification" or plots.is_image(data.input_shape)):
@@ -100,10 +103,14 @@ def show_data(request: DataRequest, out: "Console", err: "Console") -> None:
                 f"--plot draws classes and images, and {name} has neither: its inputs are {data.input_shape}, its "
                 f"labels those of {data.kind}; without --plot the rows of the clients are printed."
             )
-    federation = None if data is None else describe(data)
+    digests = {} if data is None or not request.digest else {"digest": digest(data), "pixel_digest": pixel_digest(data)}
+    federation = None if data is None or (request.digest and not request.as_json) else describe(data)
     if request.as_json:
         more = {} if is_source(name) else {"federation": None if federation is None else federation._asdict()}
+        more |= digests
         print(json.dumps([{**row, **more}], indent=2))
+    elif request.digest:
+        print_parts(out, *(one for one in digests.values() if one is not None))
     elif federation is not None:
         print_parts(out, "\n" + tables.federation_text(federation))
     if data is not None and request.pictures is not None:
@@ -128,6 +135,7 @@ def _show_lists(request: DataRequest, out: "Console") -> None:
         "--plot": request.pictures,
         "--download": request.download,
         "--save": request.save,
+        "--digest": request.digest,
     }.items():
         if given:
             raise ValueError(f"{option} needs the NAME of a data set; jaxfl data lists them.")

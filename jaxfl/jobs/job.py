@@ -39,6 +39,7 @@ from jaxfl.simulation.records.directory import CONFIG, DIVERGED, HISTORY, SUMMAR
 from jaxfl.simulation.records.history import History
 from jaxfl.simulation.records.identity import (
     DATA_CHECKSUM,
+    DIGEST,
     FINGERPRINT,
     data_identity,
     federation_fingerprint,
@@ -369,7 +370,7 @@ def _arguments(job: Job, tools: Tools) -> dict[str, Any]:
 def _write_configs(jobs: Sequence[Job], data: Sequence[FederatedData]) -> Iterator[list[Callable[[Diverged], None]]]:
     """Locks the folders of jobs and writes their configs; yields what notes that a run has diverged, for each folder.
 
-    The config has the fingerprint of the federation.
+    The config has the fingerprint and the digest of the federation.
 
     If a run ends before it has saved anything, for example because it is refused, an older config is restored.
     """
@@ -378,7 +379,9 @@ def _write_configs(jobs: Sequence[Job], data: Sequence[FederatedData]) -> Iterat
         for job, federation in zip(jobs, data, strict=True):
             if directory := job.directory():
                 stack.enter_context(directory.locked(job.outputs()))
-                config = job.config() | {FINGERPRINT: federation_fingerprint(data_identity(federation))}
+                known = data_identity(federation)
+                config = job.config() | {FINGERPRINT: federation_fingerprint(known)}
+                config |= {DIGEST: known[DIGEST]} if DIGEST in known else {}
                 restore = stack.enter_context(directory.configured(config))
                 notes.append(functools.partial(_note_divergence, directory, restore, job.rounds))
                 for path in job.settings.files().values() if processes.first() else ():

@@ -23,7 +23,7 @@ from jaxfl.simulation.host.streaming import RowStream
 from jaxfl.simulation.interrupts import Deferred, Stopped
 from jaxfl.simulation.program import Advance
 from jaxfl.simulation.progress import Diverged, Progress
-from jaxfl.simulation.records.identity import JAX_SETTINGS, federation_fingerprint
+from jaxfl.simulation.records.identity import DIGEST, JAX_SETTINGS, federation_fingerprint
 from jaxfl.simulation.result import Event, Result, shortfall_of, summary_of
 from jaxfl.simulation.rounds import HostRounds, Rounds, arriving_clients
 from jaxfl.simulation.schedule import Clock
@@ -163,6 +163,7 @@ class RunState:
             **({} if spec.privacy is None else spec.privacy.summary(progress.done)),
             seed=of_seed.seed,
             fingerprint=federation_fingerprint(of_seed.identity),
+            **({DIGEST: of_seed.identity[DIGEST]} if DIGEST in of_seed.identity else {}),
             **{name: of_seed.identity[name] for name in JAX_SETTINGS if name in of_seed.identity},
             rounds_asked=spec.schedule.rounds,
             cohort=spec.cohort,

@@ -789,13 +789,18 @@ def test_a_run_and_its_folder_say_on_which_federation_it_was(tmp_path, empty_pic
         for name, rows in (("a", 20), ("b", 30))
     }
     for name, result in results.items():
-        entries = {json.loads((tmp_path / name / file).read_text())["fingerprint"] for file in FILES}
-        assert entries == {result.summary["fingerprint"]}
+        for entry in ("fingerprint", "digest"):
+            entries = {json.loads((tmp_path / name / file).read_text())[entry] for file in FILES}
+            assert entries == {result.summary[entry]}
     (settings, _), one, other = finished.read_runs([tmp_path / "a"]), *results.values()
     found = compare({**settings, "one": [one], "other": [other]})
     assert found.difference(found.lines[1]).seeds == 1 and found.difference(found.lines[2]) is None
     with pytest.raises(ValueError, match=mentions("settings", "both", "compare_by_data")):
         compare({"both": [one, other]})
+    digests = [run.summary["digest"] for run in (one, other)]
+    untold = [SimpleNamespace(history=run.history, summary=run.summary | {"options": {}}) for run in (one, other)]
+    with pytest.raises(ValueError, match=mentions("both", *digests)):  # nothing else tells them apart
+        compare({"both": untold})
     for file in FILES:
         entries = json.loads((tmp_path / "a" / file).read_text())
         del entries["fingerprint"]

@@ -79,10 +79,10 @@ def data_lists(data_dir: str | None = None) -> "list[Table | str]":
     for name, (_, words) in federations.SKEWS.items():
         skews.add_row(name, words)
     alone = [name for name in sources.SOURCES if name in federations.DATASETS]
-    shifts = " and ".join(f"{name}+" for name in federations.SHIFTS)
+    *before, last = (f"{name}+" for name in federations.SHIFTS)
     names = [
         "A data set is <skew>-<source>, as in rotated-mnist.",
-        f"{shifts} also go before another skew, as in rotated+pathological-mnist.",
+        f"{', '.join(before)} and {last} also go before another skew, as in rotated+pathological-mnist.",
         "<skew>-tfds:<name> reads what tensorflow-datasets has prepared.",
         *textwrap.wrap(f"By their own name, a client for each maker: {', '.join(alone)}.", 100, break_on_hyphens=False),
         "jaxfl data NAME tells more about a source or a data set.",

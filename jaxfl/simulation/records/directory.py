@@ -46,7 +46,7 @@ from jaxfl.simulation.records.history import (
     read_records,
     write_json,
 )
-from jaxfl.simulation.records.identity import FIELDS, FINGERPRINT, JAX_SETTINGS
+from jaxfl.simulation.records.identity import DIGEST, FIELDS, FINGERPRINT, JAX_SETTINGS
 from jaxfl.typing import Params
 
 LOCK = ".jaxfl.lock"
@@ -126,7 +126,7 @@ OLDER_FILES = (  # of the jobs of versions that did not list their files
 OLDER_CONFIG = {"method", "data", "data_dir", "rounds", "cohort", "seed", "eval_every", "checkpoint_every"}
 OLDER_SUMMARY = {"method", "data", "num_clients", "rounds", "seed", "seconds_per_round"}
 CONFIG_TYPES: EntryTypes = {
-    "method|data|fingerprint": (str,),
+    "method|data|fingerprint|digest": (str,),
     "rounds|seed": (int,),
     "cohort": (int, float),
     "eval_every|checkpoint_every": (int, type(None)),
@@ -136,7 +136,7 @@ CONFIG_TYPES: EntryTypes = {
 }
 _METRICS = r"(.*_)?(micro|macro|std|worst_decile|p\d+)_.*|(.*_)?(loss|seconds|bytes)"
 SUMMARY_TYPES: EntryTypes = {
-    "method|data|fingerprint|sampler|sampling|shortfall|device": (str,),
+    "method|data|fingerprint|digest|sampler|sampling|shortfall|device": (str,),
     "rounds|seed|rounds_asked|num_clients|eval_clients|seeds_together|drift_round": (int,),
     "cohort": (int, float),
     "test_rows": (int, type(None)),
@@ -155,6 +155,7 @@ CHANGEABLE = (
     "data_dir",
     DIVERGED,
     FINGERPRINT,  # is known when the data are loaded; a checkpoint's identity holds it
+    DIGEST,
     *MACHINE_OPTIONS,
 )  # of a config: may be others on resume
 FILE_SUFFIX = "_file"  # ends the name of what may be another, too: where a user's file lies; its content has a checksum
@@ -340,8 +341,9 @@ class RunDirectory:
         saved = self.newest()
         if saved is not None:
             held, wanted = (one | dict.fromkeys(MACHINE_OPTIONS) for one in (saved.header["identity"], identity))
-            if FIELDS not in held:  # a run of an older version
-                wanted.pop(FIELDS, None)
+            for name in (FIELDS, DIGEST):
+                if name not in held:  # a run of an older version
+                    wanted.pop(name, None)
             self._refuse_another(held, wanted)
         return saved
 
@@ -526,7 +528,10 @@ class RunDirectory:
 
     def _refuse_another(self, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
         """Raises ValueError if two descriptions of a run differ, and names the first difference."""
-        for name in _differing_names(saved, wanted)[:1]:
+        names = _differing_names(saved, wanted)
+        if names[:1] == ["data"] and DIGEST in names:  # a checksum says less
+            names = [DIGEST]
+        for name in names[:1]:
             owner, _, checksum = name.partition("_")
             if checksum == "checksum" and saved.get(name) and wanted.get(name):
                 address = str(saved.get(owner) or saved.get(f"run.{owner}"))

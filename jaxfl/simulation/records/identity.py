@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxfl import sampling
 from jaxfl.data.clients import FederatedData
+from jaxfl.data.digest import digest, num_hashed_bytes
 from jaxfl.data.windows import take_rows
 from jaxfl.sampling import Sampler
 from jaxfl.simulation.evaluation.finetune import FineTune
@@ -20,6 +21,8 @@ from jaxfl.simulation.evaluation.finetune import FineTune
 LOOKED_AT = 1000  # rows of a mapped file that say which file it is
 FIELDS = "data_fields"  # of an identity, see `fields_of`
 FINGERPRINT = "fingerprint"  # in a config and a summary, see `federation_fingerprint`
+DIGEST = "digest"  # in an identity, a config and a summary, see `jaxfl.data.digest`
+MOST_HASHED = 1 << 30  # bytes; the digest of larger federations is computed by `jaxfl data NAME --digest` alone
 DATA_CHECKSUM = "data_checksum"  # in a config, and among the options of a summary: of the user's own files
 # Settings of JAX that change more than a rounding, with the values of runs whose config does not have them.
 JAX_SETTINGS = {
@@ -97,9 +100,11 @@ def identity_of(
 
 def check_data(data: FederatedData, held: Mapping[str, Any], path: Path) -> None:
     """Raises ValueError if a run was made on another federation; `held` is its identity."""
-    if (found := fingerprint(data)) != held.get("data"):
+    found = data_identity(data)
+    if found["data"] != held.get("data"):
+        wanted, got = (", ".join(one[name] for name in ("data", DIGEST) if name in one) for one in (held, found))
         raise ValueError(
-            f"data must be those that {str(path)!r} ran on ({held.get('data')}), got {found}: files have changed, "
+            f"data must be those that {str(path)!r} ran on ({wanted}), got {got}: files have changed, "
             "or lie elsewhere; give load data_dir, or the data."
         )
 
@@ -130,7 +135,8 @@ def _without_causes(data: FederatedData) -> FederatedData:
 
 def data_identity(data: FederatedData) -> dict[str, Any]:
     """Returns the entries of an identity that say on which federation the run is."""
-    return {"data": fingerprint(data), FIELDS: fields_of(data)}
+    identity = {"data": fingerprint(data), FIELDS: fields_of(data)}
+    return identity | ({DIGEST: digest(data)} if num_hashed_bytes(data) <= MOST_HASHED else {})
 
 
 def federation_fingerprint(identity: Mapping[str, Any]) -> str:
