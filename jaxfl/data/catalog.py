@@ -357,7 +357,7 @@ def _warn_unused_test_rows(source: sources.Source, data: FederatedData, name: st
         warnings.warn(
             f"{name} does not use the {len(source.test_labels)} test rows of {source.name}: clients are tested on a "
             "share of their own rows (test_share=0.2 says so); the skew writers uses them if their makers are in the "
-            "file, as test_client, and iid, quantity, pathological, rotated and shifted use them for all clients.",
+            "file, as test_client; test=central uses them for all clients.",
             stacklevel=4,
         )
 

@@ -15,6 +15,11 @@ OPTIONS = {
     "writers": {},
     "dominant": {"num_clients": 4, "rows_per_client": 20},
     "hybrid": {"num_clients": 2},
+    "mirrored": {"num_clients": 3},
+    "missing": {"num_clients": 5},
+    "downsampled": {"num_clients": 4},
+    "permuted": {"num_clients": 4},
+    "swapped": {"num_clients": 4},
     **{
         skew: {"num_clients": 4}
         for skew in ("iid", "quantity", "dirichlet", "shards", "pathological", "rotated", "shifted")
@@ -37,6 +42,10 @@ def rows_of(split, client):
     return np.asarray(split.rows)[split.start[client] :][: split.size[client]]
 
 
+def test_every_skew_has_its_case():
+    assert set(OPTIONS) == set(data.SKEWS)
+
+
 @pytest.mark.parametrize("skew", OPTIONS)
 def test_the_official_test_set_is_for_all_and_no_row_is_set_aside(path, skew):
     fed = data.load(f"{skew}-npz", data_dir=path, test="central", **OPTIONS[skew])
@@ -44,7 +53,7 @@ def test_the_official_test_set_is_for_all_and_no_row_is_set_aside(path, skew):
         assert rows_of(fed.test, client).tolist() == list(range(COUNT, COUNT + TESTS))
     assert len(fed.test.rows) == TESTS, "stored once"
     trained = np.unique(fed.train.rows)
-    assert trained.max() < COUNT and (len(trained) == COUNT or skew == "dominant")
+    assert trained.max() < COUNT and (len(trained) == COUNT or skew in ("dominant", "downsampled"))
     with pytest.raises(ValueError, match=mentions("test_share", "test=central", 0.3)):
         data.load(f"{skew}-npz", data_dir=path, test="central", test_share=0.3, **OPTIONS[skew])
 

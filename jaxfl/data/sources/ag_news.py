@@ -9,7 +9,8 @@ import numpy as np
 
 from jaxfl.data import bounded
 from jaxfl.data.sources import text
-from jaxfl.data.sources.base import WITHOUT_CLASSES, Folder, Remote, Source, SourceEntry, folders, locate, require
+from jaxfl.data.sources.base import Folder, Remote, Source, SourceEntry, folders, locate, require
+from jaxfl.data.sources.table import TABLE_SKEWS
 
 FILES = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
 HELP = f"get train.csv and test.csv from {FILES.removesuffix('/')} and give their folder as data_dir"
@@ -110,5 +111,5 @@ ENTRY = SourceEntry(
         ),
     ),
     model=("fasttext", {"vocabulary": TOKENS, "pad": text.PAD}),
-    skews=("shifted", "pathological", "dominant", "dirichlet", "shards", *WITHOUT_CLASSES),
+    skews=("shifted", "swapped", "permuted", "mirrored", *TABLE_SKEWS),
 )
