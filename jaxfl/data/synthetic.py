@@ -99,6 +99,66 @@ def clustered_linear(
     )
 
 
+def linear_mixture(
+    num_clients: int = 300,
+    num_components: int = 3,
+    features: int = 150,
+    *,
+    alpha: float = 0.4,
+    noise: float = 0.1,
+    test_rows: int = 5000,
+    seed: int = 12345,
+) -> FederatedData:
+    """Returns FedEM's synthetic federation: each client's rows are a mixture of linear models, in its own shares.
+
+    Inputs and models are uniform between -1 and 1, a row's model is drawn by the client's shares from Dir(alpha), and
+    its label is 1 where the model's output, with normal noise, is positive. Numbers of training rows are log-normal,
+    from 50 to 1,000. The draws are those of the official code in their order, so that the rows are the official ones
+    but for labels of outputs that are 0 to the last bit. The default needs 1 GB.
+
+    Args:
+        num_clients: N.
+        num_components: number of models.
+        features: d.
+        alpha: concentration of the shares.
+        noise: standard deviation of the noise.
+        test_rows: test rows of each client.
+        seed: seed of the code.
+
+    References:
+        Marfoq, Neglia, Bellet, Kameni and Vidal, "Federated Multi-Task Learning under a Mixture of Distributions",
+        NeurIPS 2021; omarfoq/FedEM@996fadd, `data/synthetic/generate_data.py`.
+
+    >>> data = linear_mixture(num_clients=3, features=4, test_rows=10)
+    >>> data.test.size.tolist(), data.num_classes, data.group is None
+    ([10, 10, 10], 2, True)
+    """
+    counts = {"num_clients": num_clients, "num_components": num_components, "features": features}
+    for argument, value in {**counts, "test_rows": test_rows}.items():
+        partition.check_count(argument, value)
+    rng = np.random.RandomState(seed)
+    sizes = np.minimum(rng.lognormal(4, 2, num_clients).astype(int) + 50, 1000)
+    shares = [rng.dirichlet(alpha * np.ones(num_components)) for _ in range(num_clients)]
+    models = rng.uniform(-1, 1, (num_components, features))
+    total = int(sizes.sum()) + num_clients * test_rows
+    inputs, labels = np.empty((total, features), np.float32), np.empty(total, np.int32)
+    train: partition.Parts = []
+    test: partition.Parts = []
+    begin = 0
+    for client in range(num_clients):
+        for parts, size in ((train, int(sizes[client])), (test, test_rows)):
+            edges = np.cumsum(rng.multinomial(size, shares[client]))
+            x, outputs = rng.uniform(-1, 1, (size, features)), []
+            for model, part in zip(models, np.split(x, edges[:-1]), strict=True):
+                outputs.append(part @ model + rng.normal(scale=noise, size=len(part)))
+            order = np.arange(size)
+            rng.shuffle(order)
+            inputs[begin : begin + size], labels[begin : begin + size] = x[order], (np.concatenate(outputs) > 0)[order]
+            parts.append(np.arange(begin, begin + size))
+            begin += size
+    return federate(inputs, labels, train, test, num_classes=2, name="linear-mixture", check_repeats=False)
+
+
 def prototypes(num_clients: int, rows: int, shape: tuple[int, ...], num_classes: int, **options: Any) -> FederatedData:
     """Returns a learnable federation of any size: noisy prototypes of the classes, uint8 in a shared pool.
 

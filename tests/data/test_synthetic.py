@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.utils import shuffle
 
 from jaxfl.data import synthetic
 from tests.messages import mentions
@@ -70,3 +71,27 @@ def test_dtype_is_kept(dtype):
 def test_refusals(options, message):
     with pytest.raises(ValueError, match=mentions(*message)):
         synthetic.clustered_linear(**options)
+
+
+@pytest.mark.parametrize(("clients", "components", "seed"), [(4, 3, 12345), (3, 1, 7)])
+def test_the_mixture_of_linear_models_is_fedems(clients, components, seed):
+    """The rule of the official generator, with the global generator that it seeds."""
+    fed = synthetic.linear_mixture(clients, components, 5, alpha=0.4, noise=0.1, test_rows=30, seed=seed)
+    np.random.seed(seed)  # noqa: NPY002 (the official code draws so)
+    draw = np.random
+    sizes = [min(50 + int(size), 1000) for size in draw.lognormal(4, 2, clients)]
+    shares = [draw.dirichlet([0.4] * components) for _ in range(clients)]
+    thetas = draw.uniform(-1.0, 1.0, size=(components, 5))
+    for client in range(clients):
+        for split, size in ((fed.train, sizes[client]), (fed.test, 30)):
+            counts = draw.multinomial(size, shares[client])
+            x, y = draw.uniform(-1.0, 1.0, size=(size, 5)), []
+            for number, count in enumerate(counts):
+                first = int(sum(counts[:number]))
+                outputs = x[first : first + count] @ thetas[number] + draw.normal(size=count, scale=0.1)
+                y += np.round(1 / (1 + np.exp(-outputs))).astype(int).tolist()
+            x, y = shuffle(x, np.array(y))
+            own = rows(split, client)
+            np.testing.assert_array_equal(fed.inputs[own], x.astype(np.float32))
+            np.testing.assert_array_equal(fed.labels[own], y)
+    assert len(fed.labels) == sum(sizes) + 30 * clients
