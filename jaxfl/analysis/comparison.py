@@ -776,7 +776,7 @@ def _label_federations(lines: Sequence[Line]) -> list[str]:
             for seed in [*apart, *known][:1]:
                 one = digest[seed]
                 alone = one is not None and sum(other.get(seed) == one for other in digests) == 1
-                words.append(one if alone else known[seed][-8:])
+                words.append(str(one) if alone else known[seed][-8:])
         label = " ".join([str(own.get("data", "data")), *words])
         copies = sum(one == label or one.startswith(f"{label} (") for one in labels)
         labels.append(f"{label} ({copies + 1})" if copies else label)  # equal names would be one federation

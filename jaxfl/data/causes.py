@@ -90,7 +90,7 @@ def product(
     width = len(second_names)
     pairs, number = np.unique(np.asarray(first, np.int64) * width + second, return_inverse=True)
     heads = [f"{name}; " if name else "" for name in first_names]
-    names = tuple((heads[pair // width] if heads else "") + second_names[pair % width] for pair in pairs.tolist())
+    names = tuple(f"{heads[pair // width] if heads else ''}{second_names[pair % width]}" for pair in pairs.tolist())
     return number.reshape(-1).astype(np.int32), names
 
 

@@ -130,7 +130,8 @@ def _views_bytes(data: FederatedData) -> Iterator[bytes]:
     """
     names = [name for name, about in array_fields(data) if about["seen"] and "." not in name]
     columns = [np.asarray(get_field(data, name)) for name in names if get_field(data, name) is not None]
-    views = np.stack([np.zeros(data.num_clients), *columns], 1)
+    columns = [column.reshape(data.num_clients, -1) for column in [np.zeros(data.num_clients), *columns]]
+    views = np.concatenate(columns, axis=1)
     _, first, member = np.unique(views, axis=0, return_index=True, return_inverse=True)
     known = [_view_bytes(data, client) for client in first.tolist()]
     for number in member.reshape(-1).tolist():
