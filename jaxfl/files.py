@@ -167,6 +167,18 @@ def check_is_file(path: Path, argument: str) -> None:
         )
 
 
+def check_is_folder(path: Path, argument: str) -> None:
+    """Checks that a folder is one if it is there, and can be created if it is not.
+
+    Raises:
+        ValueError: there is a file at the path, or in the place of a folder above it.
+    """
+    for place in (path, *path.parents):
+        if place.exists() and not place.is_dir():
+            got = f"the file {str(path)!r}" if place == path else f"{str(path)!r} below the file {str(place)!r}"
+            raise ValueError(f"{argument} must be a directory, got {got}; choose another name.")
+
+
 def is_empty(path: Path) -> bool:
     """Returns whether there is an empty file, such as of a program that was stopped; nothing is lost with it."""
     return path.is_file() and not path.is_symlink() and not path.stat().st_size

@@ -19,8 +19,10 @@ from experiments.harness import base, claims, figures, others, results, studies
 from experiments.harness.base import Cell, Experiment, Study
 from experiments.harness.entries import EMPTY, Entry, collect, runs, tables
 from jaxfl.cli import page
-from jaxfl.files import check_output, has_mark, signature, write_text
+from jaxfl.files import check_is_folder, check_output, has_mark, signature, write_text
 from jaxfl.plots.style import write_picture
+from jaxfl.schema import quoted
+from jaxfl.settings import user_code
 
 FOLDER, MARKDOWN, HTML = "report", "report.md", "report.html"
 
@@ -66,6 +68,7 @@ def check_folder(experiment: Experiment, folder: Path) -> Path:
         ValueError: it has files that no report of the experiment has written; the message names one.
     """
     out = folder / FOLDER
+    check_is_folder(out, "out")
     head = f"# {experiment.title}: "
     ours = (out / MARKDOWN).is_file() and (out / MARKDOWN).read_bytes().startswith(head.encode())
     own = {MARKDOWN, HTML, *_shown(out / MARKDOWN)} if ours else set()
@@ -244,21 +247,29 @@ def reports(
         The tables and where the reports lie, as Markdown.
 
     Raises:
-        ValueError: an unknown name or scale, or a folder without knowing whose.
+        ValueError: an unknown name or scale, a folder without knowing whose, or a method that has no row there.
     """
     if out is not None and (name is None or scale is None):
         raise ValueError("out needs the experiment's name and --scale: the folder does not say which cells it is for.")
-    said = []
+    wanted: list[tuple[Experiment, str, Path]] = []
     for experiment in map(base.load, base.names() if name is None else [name]):
         made = [one for one in base.SCALES if (experiment.results(one) / results.RESULTS).exists()]
         for one in [scale] if scale is not None else made or ["laptop"]:
             experiment.scale(one)
-            folder = experiment.results(one) if out is None else out
-            whole = others.with_remembered(experiment, folder, methods)
-            written, entries = write(whole, one, folder), collect(whole, one, folder)
-            blocks = [block for table in tables(entries) for block in (page.Text(table), comparison(entries, table))]
-            heading = page.Heading(1, f"{experiment.name}, {one}")
-            said.append(page.markdown([heading, *blocks, page.Text(f"{written} and {HTML} beside it")]))
+            wanted.append((experiment, one, experiment.results(one) if out is None else out))
+    rows = {user_code.run_label(method) for *_, folder in wanted for method in others.remembered(folder)}
+    if unknown := [method for method in methods if user_code.run_label(method) not in rows]:
+        raise ValueError(
+            f"method must have a row in a folder of results, got {quoted(unknown[0])}; jaxfl reproduce --method makes "
+            "one."
+        )
+    said = []
+    for experiment, one, folder in wanted:
+        whole = others.with_remembered(experiment, folder, methods)
+        written, entries = write(whole, one, folder), collect(whole, one, folder)
+        blocks = [block for table in tables(entries) for block in (page.Text(table), comparison(entries, table))]
+        heading = page.Heading(1, f"{experiment.name}, {one}")
+        said.append(page.markdown([heading, *blocks, page.Text(f"{written} and {HTML} beside it")]))
     return "\n".join(said)
 
 

@@ -15,7 +15,7 @@ from jaxfl.data.catalog import user_files
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.describe import describe
 from jaxfl.data.digest import digest, pixel_digest
-from jaxfl.files import check_output, real_path, signature
+from jaxfl.files import check_is_folder, check_output, real_path, signature
 from jaxfl.plots.style import write_picture
 from jaxfl.schema import Option
 from jaxfl.settings import options
@@ -277,8 +277,7 @@ def draw_pictures(name: str, data: FederatedData, out: Path, seed: int = 0) -> l
     Raises:
         ValueError: `out` is a file.
     """
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"out must be a folder, got {out}, which is a file.")
+    check_is_folder(out, "out")
     out.mkdir(parents=True, exist_ok=True)
     drawn = {"labels": plots.labels(data)} if data.kind == "classification" else {}
     if plots.is_image(data.input_shape):

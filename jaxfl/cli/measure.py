@@ -14,7 +14,7 @@ from jaxfl.bench import AXES, Scaling, Step, scaling
 from jaxfl.cli import experiments, page, tables
 from jaxfl.cli.experiments import WORKLOADS
 from jaxfl.cli.tables.console import print_parts, progress_message, stderr, stdout
-from jaxfl.files import check_output, signature, write_text
+from jaxfl.files import check_is_folder, check_output, signature, write_text
 from jaxfl.plots.curves import scaling as draw_scaling
 from jaxfl.plots.gaps import bars
 from jaxfl.plots.style import write_picture
@@ -154,6 +154,7 @@ def _prepare_folder(out: Path, picture: str) -> None:
         OSError: it cannot be created.
         ValueError: it has another file of a name that will be written.
     """
+    check_is_folder(out, "out")
     out.mkdir(parents=True, exist_ok=True)
     for name in (RECORD, picture, PAGE):
         check_output(out / name, "out", signature(COMMAND))

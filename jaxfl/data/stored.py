@@ -33,7 +33,7 @@ from jaxfl.data.building import (
 from jaxfl.data.clients import SPLITS, Attack, FederatedData, Split, Trigger, array_fields, get_field, replace_field
 from jaxfl.data.sources import saved
 from jaxfl.data.windows import release_pages, value_range
-from jaxfl.files import replacing, user_path, write_text
+from jaxfl.files import check_is_folder, replacing, user_path, write_text
 
 HEADER, SCHEMA = saved.HEADER, 1
 MAPPED = (
@@ -94,6 +94,7 @@ def save(data: FederatedData, folder: str | Path) -> None:
 
 def check_folder(folder: Path) -> None:
     """Raises ValueError if a federation cannot be saved in a folder, which must be new or empty."""
+    check_is_folder(folder.parent, "save")
     if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"save must be a new or empty folder, got {str(folder)!r}; choose another.")
 

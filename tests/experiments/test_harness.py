@@ -542,6 +542,15 @@ def test_a_folder_of_results_executes_no_method_that_is_not_named(small, tmp_pat
     assert "own.py:make" in said and mark.exists()
 
 
+@pytest.mark.parametrize("method", ["nope", "fesem", "no.py:make", "\x1b[31m"])
+def test_a_report_has_no_row_of_a_method_that_has_none(method, small, tmp_path):
+    run.reproduce("small", "paper", out=tmp_path, only="ifca")
+    before = (tmp_path / "report" / "report.md").stat().st_mtime_ns
+    with pytest.raises(ValueError, match=mentions("method", f'"{method}"', "jaxfl reproduce")):
+        report.reports("small", "paper", tmp_path, [method])
+    assert (tmp_path / "report" / "report.md").stat().st_mtime_ns == before
+
+
 @pytest.mark.parametrize("text", ["[]", "null", "mine", "[" * 10_000, '{"fedavg": "mine"}', '{"mine": []}'])
 def test_another_file_is_no_list_of_methods(text, small, tmp_path):
     path = tmp_path / "methods.json"

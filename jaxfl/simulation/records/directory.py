@@ -24,6 +24,7 @@ from filelock import FileLock, Timeout
 
 from jaxfl.files import (
     check_is_file,
+    check_is_folder,
     copy_path,
     crc,
     is_empty,
@@ -511,11 +512,8 @@ class RunDirectory:
             shutil.rmtree(self.path)
 
     def _refuse_file(self) -> None:
-        """Raises ValueError if there is a file at the path."""
-        if self.path.exists() and not self.path.is_dir():
-            raise ValueError(
-                f"{self.argument} must be a directory, got the file {str(self.path)!r}; choose another name."
-            )
+        """Raises ValueError if there is a file at the path, or in the place of a folder above it."""
+        check_is_folder(self.path, self.argument)
 
     def _refuse_unless_free(self, resume: bool) -> None:
         """Raises ValueError if there is a file at the path, or a directory with a run that is not to be resumed."""

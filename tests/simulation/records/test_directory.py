@@ -135,10 +135,11 @@ def test_what_is_in_the_way_is_refused(held, tmp_path):
             door()
     with pytest.raises(ValueError, match=mentions("seed=0", 1)):
         held.open({"seed": 1}, resume=True)
-    file = RunDirectory(held.path / CONFIG, "out")
-    for door in (lambda: file.check(CFG, resume=True), lambda: file.open({}, resume=False)):
-        with pytest.raises(ValueError, match=mentions("out", "file")):
-            door()
+    for place in (held.path / CONFIG, held.path / CONFIG / "a", held.path / CONFIG / "a" / "b"):
+        file = RunDirectory(place, "out")
+        for door in (lambda file=file: file.check(CFG, resume=True), lambda file=file: file.open({}, resume=False)):
+            with pytest.raises(ValueError, match=mentions("out", str(place), "file")):
+                door()
     with pytest.raises(ValueError, match=mentions("resume", "out", "None")):
         RunDirectory.at(None, resume=True, argument="out")
     assert RunDirectory.at(None, resume=False) is None
