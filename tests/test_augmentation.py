@@ -189,5 +189,6 @@ def test_shifts_beyond_the_image_and_sums_of_outputs_are_refused(data):
     task = jaxfl.classification(jaxfl.models.Logistic(num_classes=3), data)
     with pytest.raises(ValueError, match=mentions("augment", "crop6", 6)):
         jaxfl.augmented(task, data, "crop6")
-    with pytest.raises(ValueError, match=mentions("augment", "offset_losses")):
-        jaxfl.methods.ifca_cam(jaxfl.augmented(task, data, "flip"), optax.sgd(0.1), num_clusters=2)
+    method = jaxfl.methods.ifca_cam(jaxfl.augmented(task, data, "flip"), optax.sgd(0.1), num_clusters=2)
+    with pytest.raises(ValueError, match=mentions("augment", "ifca_cam")):
+        jaxfl.run(method, data, rounds=1, cohort=1.0)

@@ -26,8 +26,7 @@ def offset_losses_of(task: Task) -> OffsetLosses:
     if known is None:
         raise ValueError(
             "task must have the loss of its rows where an offset is added to the outputs, got offset_losses=None; give "
-            "it, task._replace(offset_losses=lambda model, batch, key, offset: ...), see jaxfl.tasks.Task; "
-            "or leave augment out, whose images have other outputs."
+            "it, task._replace(offset_losses=lambda model, batch, key, offset: ...), see jaxfl.tasks.Task."
         )
     return known
 

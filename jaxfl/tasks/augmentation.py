@@ -68,7 +68,8 @@ def augmented(task: Task, data: FederatedData, augment: str | tuple[str, ...] | 
             `"flip,crop4"`.
 
     Raises:
-        ValueError: the inputs are no images, a part is unknown, or images are shifted by more than their side.
+        ValueError: the inputs are no images, a part is unknown, or images are shifted by more than their side; or, when
+            a run begins, the method adds the outputs of two models.
 
     >>> import jaxfl
     >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
@@ -118,9 +119,17 @@ def augmented(task: Task, data: FederatedData, augment: str | tuple[str, ...] | 
         loss=loss,
         averages=averages,
         losses=lambda model, batch, key: losses(model, changed(batch, key), key),
-        offset_losses=None,  # the offset would be that of the images as they are
+        offset_losses=_refuse_offset,
         made_for=loss,
         fast=task.fast._replace(dense=dense, one_pass=one_pass),
+    )
+
+
+def _refuse_offset(model: Params, batch: Batch, key: Key | None, offset: Array) -> Array:
+    """Raises ValueError: an offset, of other outputs for the same rows, is that of the images as they are."""
+    raise ValueError(
+        "augment must be left out for a method that adds the outputs of two models, such as ifca_cam: they would see "
+        "different images."
     )
 
 
