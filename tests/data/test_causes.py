@@ -70,6 +70,13 @@ def test_the_truth_is_the_causes_that_count(truth):
     np.testing.assert_array_equal(fed.train.rows, whole.train.rows)
 
 
+def test_the_truth_of_a_saved_federation_may_be_another(tmp_path):
+    whole = data.load("rotated+shifted-digits", num_clients=16, angles=(0, 90), shifts=(0, 5))
+    data.stored.save(whole, tmp_path / "saved")
+    fed = data.load("saved", data_dir=tmp_path / "saved", truth="rotation")
+    assert fed.group_names == ("0°", "90°") and partition(fed.group) == partition(whole.causes["rotation"])
+
+
 def test_a_truth_that_is_no_cause_is_refused():
     with pytest.raises(ValueError, match=mentions("truth", "colour", "labels", "rotation")):
         data.load("rotated+shifted-digits", num_clients=16, truth="colour")

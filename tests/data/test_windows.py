@@ -17,6 +17,11 @@ DATA = {
     "ragged": RAGGED,
     "turned, with shared test rows": load("rotated-digits", num_clients=8, rows_per_client=20),
     "relabelled": replace(RAGGED, label_shift=np.arange(8, dtype=np.int32) % 2),
+    "swapped": replace(
+        RAGGED,
+        label_map=np.array([[0, 1], [1, 0], [0, 1]], np.int32),
+        label_shift=np.arange(8, dtype=np.int32) % 3,
+    ),
     "without test rows": replace(RAGGED, test=Split.pack([np.zeros(0, int)] * 8)),
 }
 
