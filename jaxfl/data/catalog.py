@@ -276,8 +276,8 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
             training set (PFLlib, FedEM): test rows are then a share of the rows, as for a source without a test set.
             `held_out` is the share of clients, 0 to 1, that are held out of training and served as newcomers.
             `test="central"` is one test set for all clients, the official one, or else the test rows of all, see
-            `jaxfl.data.divide.central_test`. `truth` names the causes whose products are the true groups, where a skew has
-            shifts, see `jaxfl.data.causes`. `validation` is the share of each client's training rows that become
+            `jaxfl.data.divide.central_test`. `truth` names the causes whose products are the true groups, where a skew
+            has shifts, see `jaxfl.data.causes`. `validation` is the share of each client's training rows that become
             validation rows, see `jaxfl.data.divide.set_apart`. `stragglers` is the share of a round's clients that are
             late. `attack` (`"label-flip"`, `"sign-flip"`, ...) is the attack of `attackers`, a share of the clients or
             some of them, at `attack_scale`; see `jaxfl.data.conditions`. `drift` (`"swap"`, `"rotate"` or
