@@ -428,7 +428,7 @@ def test_old_federations_are_as_they_were():
             ("rows_per_client", 4, 5),
         ),
         (
-            lambda: partition.dirichlet(LABELS, 60, alpha=1e-3, rule="balanced", min_rows=10),
+            lambda: partition.dirichlet(LABELS[:60], 6, alpha=1e-3, rule="balanced", min_rows=10),
             ("min_rows", "rule=balanced", 10, "alpha=0.001"),
         ),
         (lambda: partition.pathological(LABELS, 3, client_classes=11), ("client_classes", 10, 11)),

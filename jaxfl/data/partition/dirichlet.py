@@ -224,8 +224,10 @@ def _grouped(
         rows = rng.permutation(np.flatnonzero(np.isin(labels, group)))
         edges = np.cumsum(integer_shares(rng, np.full(num_clients, alpha)))
         owner_of_row = np.searchsorted(edges, rng.integers(edges[-1], size=len(rows)), side="right")
-        for client, owner in enumerate(owners):
-            owner.append(rows[owner_of_row == client])
+        sizes = np.bincount(owner_of_row, minlength=num_clients)
+        order = np.argsort(owner_of_row, kind="stable")
+        for owner, piece in zip(owners, np.split(rows[order], np.cumsum(sizes)[:-1]), strict=True):
+            owner.append(piece)
     return [rng.permutation(np.concatenate(owner)) for owner in owners]
 
 
