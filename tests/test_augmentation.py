@@ -185,6 +185,25 @@ def test_parts_that_are_unknown(text, named):
         options.route("fedavg", "rotated-mnist", [f"augment={text}"])
 
 
+def test_data_of_other_pixels_share_no_program(tmp_path):
+    settings = options.route("fedavg", "npz", ["augment=crop2", "model=logistic"])
+    losses = []
+    for std in (50.0, 60.0):  # of equal shapes, and a border of another value
+        np.savez(
+            tmp_path / f"{std}.npz", x=np.ones((20, 6, 6), np.uint8), y=np.arange(20) % 2, client=np.arange(20) % 2
+        )
+        with np.load(tmp_path / f"{std}.npz") as file:
+            np.savez(tmp_path / f"{std}.npz", **file, mean=100.0, std=std)
+        fed = options.load(settings, data_dir=tmp_path / f"{std}.npz")
+        task = options.build(settings, fed).task
+        batch, model = fed.batch(fed.train, 0, jnp.arange(4)), task.init(jax.random.key(0))
+        plain = jaxfl.classification(jaxfl.models.Logistic(num_classes=2), fed)
+        losses.append(float(task.loss(model, batch, jax.random.key(1))))
+        again = jaxfl.augmented(plain, fed, "crop2").loss(model, batch, jax.random.key(1))
+        assert losses[-1] == pytest.approx(float(again), rel=1e-6)
+    assert losses[0] != losses[1]
+
+
 def test_shifts_beyond_the_image_and_sums_of_outputs_are_refused(data):
     task = jaxfl.classification(jaxfl.models.Logistic(num_classes=3), data)
     with pytest.raises(ValueError, match=mentions("augment", "crop6", 6)):
