@@ -233,7 +233,7 @@ def crc(content: bytes) -> str:
     return f"{zlib.crc32(content):08x}"
 
 
-@functools.lru_cache(maxsize=1000)
+@functools.lru_cache(maxsize=1 << 17)  # a folder of images may have as many files
 def _sampled_crc(path: Path, size: int, changed: int) -> int:
     """Returns the CRC-32 of at most 64 blocks of a file; size and time of change are part of the key of the cache."""
     value, step = 0, max(BLOCK, (size - BLOCK) // (BLOCKS - 1))

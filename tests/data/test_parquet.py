@@ -188,6 +188,12 @@ def test_groups_are_those_of_clients(tmp_path):
         parquet.load(path, group="group")
 
 
+def postscript():
+    file = io.BytesIO()
+    Image.new("RGB", (5, 6)).save(file, format="EPS")
+    return file.getvalue()
+
+
 def holed(values):
     return [None if row == 7 else value for row, value in enumerate(values)]
 
@@ -202,6 +208,7 @@ def holed(values):
         (column("image", pa.array([{"bytes": None, "path": "a.png"}] * 12, BLOB)), ("row 0", "bytes")),
         (column("client", holed(WRITERS.tolist())), ("column client", "row 7")),
         (column("image", [b"no picture"] * 12), ("row 0", "decoded")),
+        (column("image", [postscript()] * 12), ("row 0", "decoded")),  # which Pillow would give to Ghostscript
         (column("image", [png(GREY[0])] * 5 + [png(GREY[0])[:50]] * 7), ("row 5", "decoded")),
         (
             column("image", [png(GREY[0])] * 5 + [png(GREY[0, 1:])] * 7),
