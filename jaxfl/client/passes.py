@@ -125,14 +125,18 @@ def full_gradient(task: Task, *, block: int = BLOCK_ROWS) -> Callable[..., tuple
 def unperturbed_gradient(task: Task, block: int) -> Callable[..., tuple[Array, Params]]:
     """Returns `full_gradient` without the perturbation of attackers."""
 
-    def run(model: Params, data: FederatedData, client: Array, key: Key) -> tuple[Array, Params]:
+    def run(
+        model: Params, data: FederatedData, client: Array, key: Key, row_weights: Array | None = None
+    ) -> tuple[Array, Params]:
         at_once = gradient_rows(task, model, block)
         if data.train.max_size <= at_once:
-            batch = data.batch(data.train, client, jnp.arange(data.train.max_size, dtype=jnp.int32))
+            batch = training_batch(data, client, jnp.arange(data.train.max_size, dtype=jnp.int32), row_weights)
             return jax.value_and_grad(task.loss)(model, batch, key)
 
         def step(carry: tuple[Array, Any], batch: Batch) -> tuple[Array, Any]:
             index, total = carry
+            width = batch.mask.shape[0]
+            batch = _weighted(batch, index * width + jnp.arange(width, dtype=jnp.int32), row_weights)
             part = jax.value_and_grad(task.loss)(model, batch, key_for(key, Stream.DROPOUT, index))
             rows, size = batch.mask.sum(), jnp.maximum(data.train.size[client], 1)
 
@@ -146,6 +150,16 @@ def unperturbed_gradient(task: Task, block: int) -> Callable[..., tuple[Array, P
         return fold_rows(step, (jnp.int32(0), zero), data, data.train, client, at_once)[1]
 
     return run
+
+
+def training_batch(data: FederatedData, client: Array, positions: Array, row_weights: Array | None) -> Batch:
+    """Returns a client's training rows at some positions, with their weights of `row_weights [n]`, or None."""
+    return _weighted(data.batch(data.train, client, positions), positions, row_weights)
+
+
+def _weighted(batch: Batch, positions: Array, row_weights: Array | None) -> Batch:
+    # padding may have positions behind the last row: it is given the weight of that
+    return batch if row_weights is None else batch._replace(weights=row_weights.at[positions].get(mode="clip"))
 
 
 def batch_shape(data: FederatedData) -> Batch:

@@ -19,7 +19,7 @@ from jaxfl import tree
 from jaxfl.client import conduct
 from jaxfl.client.fast import coordinates
 from jaxfl.client.fast.coordinates import TrainingForm
-from jaxfl.client.passes import BLOCK_ROWS, batch_shape, gradient_rows, unperturbed_gradient
+from jaxfl.client.passes import BLOCK_ROWS, batch_shape, gradient_rows, training_batch, unperturbed_gradient
 from jaxfl.client.steps import row_count, trip_count
 from jaxfl.data.clients import FederatedData
 from jaxfl.random import Stream, key_for
@@ -55,9 +55,10 @@ def local_train(
         recorded_steps: S, first steps whose losses are returned, too.
 
     Returns:
-        `(key, model, data, client, **extra) -> (model, loss)`: `key` is the client's key of this round, `extra` goes to
-        the optimiser (`anchor=...`), `loss` is the mean training loss over the steps, 0 for a client without rows. An
-        attacker's model is perturbed. With recorded steps, `(model, (loss, losses [S]))`: the loss of each step's batch
+        `(key, model, data, client, row_weights=None, **extra) -> (model, loss)`: `key` is the client's key of this
+        round, `row_weights [n]` become the `weights` of the batches, `extra` goes to the optimiser (`anchor=...`),
+        `loss` is the mean training loss over the steps, 0 for a client without rows. An attacker's model is perturbed.
+        With recorded steps, `(model, (loss, losses [S]))`: the loss of each step's batch
         before the step, 0 of steps that are not made.
 
     Raises:
@@ -144,19 +145,21 @@ def _full_batch(
 ) -> Train:
     """Returns `local_train` with a step of all rows per epoch."""
 
-    def train(key: Key, model: Params, data: FederatedData, client: Array, **extra) -> tuple[Params, Any]:
+    def train(
+        key: Key, model: Params, data: FederatedData, client: Array, row_weights: Array | None = None, **extra
+    ) -> tuple[Params, Any]:
         epochs = conduct.epoch_count(key, data, local_epochs)
         # without rows no step is made: momentum and proximal terms would move the model at gradient zero
         steps = trip_count(key, data, client, local_epochs, None)
         shorter: TrainingForm | str = f"a client may have more than {block} rows"
         if filled := _filled_share(data, data.train.max_size, block):  # the same rows in every step: made ready once
-            batch = data.batch(data.train, client, jnp.arange(data.train.max_size, dtype=jnp.int32))
+            batch = training_batch(data, client, jnp.arange(data.train.max_size, dtype=jnp.int32), row_weights)
             shorter = coordinates.in_coordinates(task, optimizer, model, batch, extra, local_epochs, filled=filled)
 
         def gradient(model: Params, memory: Any, key: Key, positions: Any) -> tuple[Array, Params, Any]:
             if filled and data.train.max_size <= gradient_rows(task, model, block):
                 return *jax.value_and_grad(task.loss)(model, batch, key), memory
-            return *unperturbed_gradient(task, block)(model, data, client, key), memory
+            return *unperturbed_gradient(task, block)(model, data, client, key, row_weights), memory
 
         form = coordinates.choose(shorter, TrainingForm(model, extra, gradient))
 
@@ -189,18 +192,20 @@ def _mini_batches(
 ) -> Train:
     """Returns `local_train` with a step per mini-batch."""
 
-    def train(key: Key, model: Params, data: FederatedData, client: Array, **extra) -> tuple[Params, Any]:
+    def train(
+        key: Key, model: Params, data: FederatedData, client: Array, row_weights: Array | None = None, **extra
+    ) -> tuple[Params, Any]:
         size = row_count(data, client)
         width = min(batch_size, max(data.train.max_size, 1))
         slots = -(-max(data.train.max_size, 1) // width) * width  # the longest client, rounded up to whole batches
 
         def of_pool(model: Params, memory: Any, key: Key, positions: Any) -> tuple[Array, Params, Any]:
-            batch = data.batch(data.train, client, positions)
+            batch = training_batch(data, client, positions, row_weights)
             return *jax.value_and_grad(task.loss)(model, batch, key), memory
 
         usual, shorter = of_pool, f"a client may have more than {block} rows"
         if filled := _filled_share(data, slots, block):
-            rows = data.batch(data.train, client, jnp.arange(slots, dtype=jnp.int32))
+            rows = training_batch(data, client, jnp.arange(slots, dtype=jnp.int32), row_weights)
 
             def of_rows(model: Params, memory: Any, key: Key, positions: Any) -> tuple[Array, Params, Any]:
                 return *jax.value_and_grad(task.loss)(model, tree.take(rows, positions), key), memory

@@ -133,6 +133,7 @@ class Batch(NamedTuple):
     x: Array  # [B, ...] float, or int32 of tokens
     y: Array  # [B] int32 classes, or labels of another kind, see `jaxfl.data.labels`
     mask: Array  # [B] bool, False on padding
+    weights: Array | None = None  # [B] factors of the rows' losses, see `tasks.with_row_weights`; None is 1
 
 
 def _row_numbers(rows: Any) -> np.ndarray:

@@ -46,7 +46,16 @@ from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
 from jaxfl.methods.exposure import Seen, server_sees
 from jaxfl.methods.parts import competing, newcomers
-from jaxfl.methods.parts.expectation import WeightStep, count_leading, expectation, maximisation, mixture_shortfall
+from jaxfl.methods.parts.expectation import (
+    WeightStep,
+    apart,
+    count_leading,
+    expectation,
+    maximisation,
+    mean_log_weights,
+    mixture_shortfall,
+    row_responsibilities,
+)
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate
@@ -125,6 +134,7 @@ def fedem(
     local_train(task, optimizer, **local)  # checks the options before the first round
     served, by_rows = mixture(task, num_clusters), weighting == "rows"
     step, train = expectation(task), maximisation(task, optimizer, **local)
+    responsible = row_responsibilities(task)
 
     def init(key: Key, data: FederatedData) -> FedEMState:
         clients = jnp.arange(data.num_clients, dtype=jnp.int32)
@@ -132,23 +142,26 @@ def fedem(
         return FedEMState(learners, equal_weights(data.num_clients, num_clusters), clients, jnp.int32(0))
 
     def client(shared, client: Array):
-        key, state, data = shared
+        key, models, state, data = shared
         before = state.log_weights[client]  # [K]
-        after = step(state.learners, before, data, client)
+        q = responsible(state.learners, before, data, client)  # [K, n]
+        after = mean_log_weights(q, before, data.train.size[client])
         client_key = key_for(key, Stream.BATCHES, state.round, client)
-        learners, loss = train(client_key, state.learners, before, data, client)
+        learners, loss = train(client_key, models, q, data, client)
         finite = tree.is_finite(learners)
         weights = jnp.where(
             finite, _learner_weights(data.train.size[client], after, by_rows), 0
         )  # all K count, or none
-        contributions = learner_contributions(learners, weights, state.learners)
+        contributions = learner_contributions(learners, weights, models)
         return contributions, (loss, jnp.where(finite, after, before), finite)
 
     def round(key: Key, state: FedEMState, data: FederatedData, cohort: Cohort) -> tuple[FedEMState, Info]:
         if chosen["mean_over"] == "everybody":
             reason = "the server weighs the learners by the mixture of each absent client; take cohort"
             refuse_noise('mean_over="everybody"', reason)
-        totals, (loss, found, finite) = over_clients(client, (key, state, data), cohort)
+        totals, (loss, found, finite) = over_clients(
+            client, (key, apart(state.learners, num_clusters), state, data), cohort
+        )
         ids = jnp.where(cohort.mask, cohort.ids, data.num_clients)  # padding is written nowhere
         log_weights = state.log_weights.at[ids].set(found, mode="drop")
         absent = jnp.ones(data.num_clients, bool).at[ids].set(False, mode="drop")
@@ -249,12 +262,11 @@ def _learner_weights(rows: Array, log_weights: Array, by_rows: bool) -> Array:
     return whole if by_rows else whole * jnp.where(share > jnp.finfo(share.dtype).eps, share, 0)
 
 
-def learner_contributions(learners: Params, weights: Array, start: Params) -> list[aggregate.Contribution]:
+def learner_contributions(
+    learners: Sequence[Params], weights: Array, start: Sequence[Params]
+) -> list[aggregate.Contribution]:
     """Returns a client's contributions to each of the K learners, with the weights `[K]`; it has received `start`."""
-    return [
-        aggregate.contribute(tree.take(learners, k), weights[k], start=tree.take(start, k))
-        for k in range(weights.shape[0])
-    ]
+    return [aggregate.contribute(one, weights[k], start=start[k]) for k, one in enumerate(learners)]
 
 
 def stack_totals(totals: list[aggregate.Total]) -> aggregate.Total:

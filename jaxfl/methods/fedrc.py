@@ -30,7 +30,7 @@ the outputs of all learners of the largest omega; its variants with a weight of 
 shared base are not here.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -39,7 +39,6 @@ import numpy as np
 import optax
 
 from jaxfl import engine, tree
-from jaxfl.client.passes import fold_rows
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import Batch, FederatedData
@@ -49,7 +48,13 @@ from jaxfl.methods.base import Info, Method
 from jaxfl.methods.exposure import Seen, server_sees
 from jaxfl.methods.fedem import equal_weights, estimate_weights, learner_contributions, round_info, stack_totals
 from jaxfl.methods.parts import competing
-from jaxfl.methods.parts.expectation import maximisation, mixture_shortfall, responsibilities, row_losses_by_model
+from jaxfl.methods.parts.expectation import (
+    apart,
+    maximisation,
+    mean_log_weights,
+    mixture_shortfall,
+    row_responsibilities,
+)
 from jaxfl.methods.parts.newcomers import count_new, joining_cohort, pad_clients
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import Traceable, checked, is_known
@@ -131,7 +136,7 @@ def fedrc(
     local = {"local_epochs": local_epochs, "batch_size": batch_size}
     local_train(task, optimizer, **local)  # checks the options before the first round
     mixed = mixture(task, num_clusters)
-    step, train = label_expectation(task), maximisation(task, optimizer, row_prior, **local)
+    responsible, train = row_responsibilities(task, row_prior), maximisation(task, optimizer, **local)
 
     def init(key: Key, data: FederatedData) -> FedRCState:
         if data.kind != "classification":
@@ -144,20 +149,24 @@ def fedrc(
         return FedRCState(learners, weights, counts.astype(weights.dtype), clients, jnp.int32(0))
 
     def client(shared, client: Array):
-        key, state, log_shares, data = shared
+        key, models, state, log_shares, data = shared
         prior = state.log_weights[client], log_shares
-        weights, counts = step(state.learners, prior, data, client)
+        q = responsible(state.learners, prior, data, client)  # [K, n]
+        weights = mean_log_weights(q, prior[0], data.train.size[client])
+        counts = label_counts(q, data, client)
         client_key = key_for(key, Stream.BATCHES, state.round, client)
-        learners, loss = train(client_key, state.learners, prior, data, client)
+        learners, loss = train(client_key, models, q, data, client)
         finite = tree.is_finite(learners)
         rows = jnp.where(finite, aggregate.client_weight(data, client, "rows"), 0)  # all K learners count, or none
-        sent = learner_contributions(learners, jnp.full(num_clusters, rows), state.learners)
+        sent = learner_contributions(learners, jnp.full(num_clusters, rows), models)
         found = tree.where(finite, (weights, counts), (prior[0], state.counts[client]))
         return sent, (loss, *found, finite)
 
     def round(key: Key, state: FedRCState, data: FederatedData, cohort: Cohort) -> tuple[FedRCState, Info]:
         shares = log_label_shares(state.counts, count_floor)
-        totals, (loss, found, counted, finite) = over_clients(client, (key, state, shares, data), cohort)
+        totals, (loss, found, counted, finite) = over_clients(
+            client, (key, apart(state.learners, num_clusters), state, shares, data), cohort
+        )
         ids = jnp.where(cohort.mask, cohort.ids, data.num_clients)  # padding is written nowhere
         log_weights = state.log_weights.at[ids].set(found, mode="drop")
         counts = state.counts.at[ids].set(counted, mode="drop")
@@ -189,7 +198,8 @@ def fedrc(
     def alone(models: Params, log_weights: Array, data: FederatedData, client: Array) -> Array:
         """Returns log omega `[K]` of a client after an update without training."""
         learners, log_shares = models
-        return step(learners, (log_weights, log_shares), data, client)[0]
+        q = responsible(learners, (log_weights, log_shares), data, client)
+        return mean_log_weights(q, log_weights, data.train.size[client])
 
     def client_params(state: FedRCState, ids: Array) -> Params:
         weights = state.log_weights[ids]
@@ -242,35 +252,14 @@ def row_prior(prior: tuple[Array, Array], batch: Batch) -> Array:
     return log_weights[:, None] - log_shares[:, batch.y]
 
 
-LabelStep = Callable[[Params, tuple[Array, Array], FederatedData, Array], tuple[Array, Array]]
-
-
-def label_expectation(task: Task) -> LabelStep:
-    """Returns `(learners, (log_weights [K], log_shares [K, L]), data, client) -> (log_weights [K], counts [K, L])`.
-
-    The counts are A, their sums over labels n times omega. Where the client has no rows or no finite losses, omega is
-    unchanged and A is 0.
+def label_counts(q: Array, data: FederatedData, client: Array) -> Array:
+    """Returns A `[K, L]`, whose sums over the labels are n omega; 0 where the client has no finite losses.
 
     Args:
-        task: of one learner.
+        q: `[K, n]` of the client's rows, 0 of padding.
+        data: the federation.
+        client: its id `[]`.
     """
-    losses_of = row_losses_by_model(task)
-
-    def step(learners: Params, prior: tuple[Array, Array], data: FederatedData, client: Array) -> tuple[Array, Array]:
-        log_weights, log_shares = prior
-
-        def add(total: Array, batch: Batch) -> Array:
-            q = responsibilities(losses_of(learners, batch, None), row_prior(prior, batch))
-            q = jnp.where(batch.mask[None], q, 0).astype(total.dtype)
-            labels = jax.nn.one_hot(batch.y, log_shares.shape[1], dtype=total.dtype)
-            return total + jnp.matmul(q, labels, precision="highest")
-
-        counts = fold_rows(add, jnp.zeros_like(log_shares), data, data.train, client)
-        size = data.train.size[client]
-        usable = (size > 0) & jnp.isfinite(counts).all()
-        tiny = jnp.finfo(counts.dtype).tiny  # above 0, so that a learner without a row may win one later
-        mean = counts.sum(1) / jnp.maximum(size, 1).astype(counts.dtype)
-        found = jnp.where(usable, jnp.log(jnp.maximum(mean, tiny)), log_weights)
-        return found, jnp.where(usable, counts, 0)
-
-    return step
+    labels = data.batch(data.train, client, jnp.arange(q.shape[1], dtype=jnp.int32)).y
+    counts = jnp.matmul(q, jax.nn.one_hot(labels, data.num_classes, dtype=q.dtype), precision="highest")
+    return jnp.where(jnp.isfinite(counts).all(), counts, 0)

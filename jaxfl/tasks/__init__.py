@@ -1,8 +1,8 @@
 """Tasks: the initial model, the loss of a batch, and the metrics of test rows.
 
 `contract` defines a task; `kinds` has a task for every kind of labels; `networks` builds the task of any network;
-`mixture` trains several models together, or serves them as one; `additive` adds the outputs of two; `augmentation`
-changes training images.
+`mixture` has several models, each trained under weights of rows, or all served as one; `additive` adds the outputs of
+two; `augmentation` changes training images.
 """
 
 from jaxfl.tasks.additive import additive, residual_task
@@ -21,7 +21,7 @@ from jaxfl.tasks.contract import (
 )
 from jaxfl.tasks.kinds import TASKS, classification, multilabel, next_token, regression, start_from, supervised
 from jaxfl.tasks.metrics import ACCURACY, Metrics
-from jaxfl.tasks.mixture import for_each, mixture, stacked_task
+from jaxfl.tasks.mixture import for_each, mixture, with_row_weights
 
 __all__ = [
     "ACCURACY",
@@ -46,7 +46,7 @@ __all__ = [
     "row_losses",
     "start_from",
     "supervised",
+    "with_row_weights",
     "without_averages",
-    "stacked_task",
     "without_dropout",
 ]

@@ -1,4 +1,4 @@
-"""Tasks of K models: each on its own, trained together, or served as a mixture."""
+"""Tasks of K models: each on its own, trained under weights of the rows, or served as a mixture."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,13 +6,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxfl import tree
 from jaxfl.data.clients import Batch
+from jaxfl.models.fast.rewriting import in_fast_forms
 from jaxfl.random import Stream, key_for
 from jaxfl.tasks.contract import (
     Averages,
-    Loss,
+    Products,
     Task,
     averages_of,
+    dense_layers_of,
     masked_mean,
     row_losses,
     with_constant_leaves,
@@ -35,21 +38,32 @@ def for_each(task: Task, fn: Callable[[Params], Any], models: Params) -> Any:
     return jax.lax.map(fn, models) if task.fast.replaced else jax.vmap(fn)(models)
 
 
-def stacked_task(task: Task, loss: Loss) -> Task:
-    """Returns the task for training K models `[K, ...]` of a task as one, under a loss of all of them.
+def with_row_weights(task: Task) -> Task:
+    """Returns the task for training under mean_j w_j loss_j, with the weights w of a batch's rows, `Batch.weights`.
 
-    Running averages of batch normalisation go on in each model, by the rows of the batch, whatever the loss is. The
-    task is for training alone: it starts no models and has no outputs of its own.
+    Running averages of batch normalisation go on by the rows of the batch, whatever the weights are.
 
     Args:
-        task: of one model.
-        loss: `(models, batch, key) -> []`, see `Task.loss`.
+        task: what is learned.
     """
-    averages = averages_of(task)
+    losses, averages, dense = row_losses(task), averages_of(task), dense_layers_of(task)
+
+    def loss(model: Params, batch: Batch, key: Key | None = None) -> Array:
+        found = losses(model, batch, key)
+        return masked_mean(found if batch.weights is None else batch.weights.astype(found.dtype) * found, batch.mask)
+
     if averages is not None:
-        of_all = with_moving_averages(averages, loss, lambda fn, models: for_each(task, fn, models).sum())
-        averages = averages._replace(loss=of_all)
-    return with_loss(task, loss, averages)
+        averages = averages._replace(loss=with_moving_averages(averages, loss))
+    weighted = with_loss(task, loss, averages)
+    if dense is None:
+        return weighted
+    fast = in_fast_forms(loss)
+
+    def in_products(model: Params, batch: Batch, key: Key | None, products: Products) -> Array:
+        names = tree.names(model)
+        return fast(model, batch, key, products={names.index(name): one for name, one in products.items()})
+
+    return weighted._replace(fast=weighted.fast._replace(dense=dense._replace(loss=in_products)))
 
 
 def mixture(task: Task, count: int) -> Task:

@@ -12,7 +12,8 @@ import pytest
 import jaxfl
 from jaxfl import methods, tree
 from jaxfl.cohort import Cohort
-from jaxfl.methods.fedrc import label_expectation, log_label_shares
+from jaxfl.methods.fedrc import label_counts, log_label_shares, row_prior
+from jaxfl.methods.parts.expectation import mean_log_weights, row_responsibilities
 from jaxfl.random import Stream, key_for
 from jaxfl.tasks import Task, masked_mean
 from tests import problems, reference
@@ -142,8 +143,13 @@ def test_the_worked_example():
         lambda model, batch, key=None: masked_mean(batch.x @ model["w"], batch.mask),
         lambda model, batch: batch.x[:, :2],
     )
-    step, half = label_expectation(task), jnp.log(jnp.full(2, 0.5))
-    of = functools.partial(step, {"w": jnp.array(losses.T)}, data=data.on_device())
+    responsible, half = row_responsibilities(task, row_prior), jnp.log(jnp.full(2, 0.5))
+
+    def of(prior, client):
+        q = responsible({"w": jnp.array(losses.T)}, prior, data.on_device(), client)
+        weights = mean_log_weights(q, prior[0], data.train.size[client])
+        return weights, label_counts(q, data.on_device(), client)
+
     plain, _ = of((half, jnp.log(jnp.full((2, 2), 0.5))), client=jnp.int32(0))
     np.testing.assert_allclose(np.exp(plain), (0.512631, 0.487369), atol=1e-6)
     prior = half, jnp.log(jnp.array([(0.8, 0.2), (0.4, 0.6)]))

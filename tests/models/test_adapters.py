@@ -23,7 +23,7 @@ from jaxfl.data.synthetic import clustered_linear
 from jaxfl.methods.apfl import joint_task
 from jaxfl.methods.parts.vectors import last_layer
 from jaxfl.methods.perfedavg import meta_task
-from jaxfl.tasks import for_each, mixture, row_losses, stacked_task
+from jaxfl.tasks import mixture, row_losses, with_row_weights
 from jaxfl.testing.compare import assert_close
 from tests.messages import mentions
 from tests.problems import compiled
@@ -306,15 +306,20 @@ def test_running_averages_go_on_beside_a_loss_that_is_replaced(data, key, batch)
 
     @jax.jit
     def slopes(model):
-        both = stacked_task(none, lambda models, batch, key=None: 0 * models["head"]["bias"].sum())
-        parts = (meta_task(none, 0.1, "first", 1), joint_task(none, True), both, part_task(none, head))
-        models = (model, pair, jax.tree.map(lambda leaf: leaf[None], model), norm)
+        parts = (
+            meta_task(none, 0.1, "first", 1),
+            joint_task(none, True),
+            with_row_weights(none),
+            part_task(none, head),
+        )
+        weighted = batch._replace(weights=jnp.zeros(len(batch.mask)))
         return jax.grad(task.averages.loss)(model, batch, key), [
-            jax.grad(part.averages.loss)(one, batch, key) for part, one in zip(parts, models, strict=True)
+            jax.grad(part.averages.loss)(one, weighted, key)
+            for part, one in zip(parts, (model, pair, model, norm), strict=True)
         ]
 
     wanted, found = slopes(model)
-    for slope in (found[0], found[1]["v"], found[1]["w"], jax.tree.map(lambda leaf: leaf[0], found[2]), found[3]):
+    for slope in (found[0], found[1]["v"], found[1]["w"], found[2], found[3]):
         np.testing.assert_allclose(slope["norm"]["mean"], wanted["norm"]["mean"], rtol=1e-6)
         assert not np.any(slope["norm"]["scale"]) and not any(np.any(leaf) for leaf in jax.tree.leaves(slope["head"]))
     inner = jaxfl.methods.pfedme(none, optax.sgd(0.1), local_epochs=1, batch_size=None)
@@ -331,18 +336,18 @@ def test_running_averages_of_a_mixture_are_those_of_each_learner(data, key, batc
     """Whatever weighs the rows in the loss; what else is trained has the gradient of the loss."""
     task = jaxfl.classification(LinenNormalised(), data)
     models = jax.jit(jax.vmap(task.init))(jax.random.split(key))
-    of_each = row_losses(task)
+    rows, of_each = batch._replace(weights=jnp.arange(6.0)), row_losses(task)
 
-    def weighted(models, batch, key):
-        return (for_each(task, lambda model: of_each(model, batch, key), models) * jnp.arange(6.0)[None]).sum()
+    def weighted(model):
+        return (of_each(model, batch, key) * rows.weights).mean()
 
     @jax.jit
     def slopes(models):
         alone = jax.vmap(lambda model: jax.grad(task.averages.loss)(model, batch, key))(models)
-        joint = jax.grad(stacked_task(task, weighted).averages.loss)(models, batch, key)
+        joint = jax.vmap(lambda model: jax.grad(with_row_weights(task).averages.loss)(model, rows, key))(models)
         served = {"learners": models, "log_weights": jnp.zeros(2)}
         mixed = jax.grad(mixture(task, 2).averages.loss)(served, batch, key)
-        return alone, joint, jax.grad(weighted)(models, batch, key), mixed["learners"]
+        return alone, joint, jax.vmap(jax.grad(weighted))(models), mixed["learners"]
 
     alone, joint, plain, mixed = slopes(models)
     for name in ("mean", "var"):

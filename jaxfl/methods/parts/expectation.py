@@ -3,7 +3,8 @@
 `fedem` has the paper and its equations.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,15 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxfl.client.passes import fold_rows
+from jaxfl import tree
+from jaxfl.client.conduct import perturb_model
+from jaxfl.client.passes import BLOCK_ROWS, batch_shape, fold_rows
 from jaxfl.client.training import local_train
 from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.methods.base import Participation, one_model_leads, takes_part, trained_once
-from jaxfl.tasks import Task, for_each, masked_mean, row_losses, stacked_task
+from jaxfl.tasks import Task, for_each, row_losses, with_row_weights
 from jaxfl.typing import Array, Key, Params
 
 WeightStep = Callable[[Params, Array, FederatedData, Array], Array]
 RowLosses = Callable[[Params, Batch, Key | None], Array]
+RowShares = Callable[[Params, Any, FederatedData, Array], Array]
 Prior = Callable[[Any, Batch], Array]  # (what a client has, batch) -> log pi `[K]`, or one of each row `[K, B]`
 
 EQUAL = 1e-6  # largest difference of weights that are 1 / K still
@@ -68,57 +72,97 @@ def responsibilities(losses: Array, log_weights: Array) -> Array:
     return jax.nn.softmax((prior[:, None] if prior.ndim == 1 else prior) - losses, 0)
 
 
-def expectation(task: Task) -> WeightStep:
-    """Returns `(learners, log_weights [K], data, client) -> log_weights [K]`: one update of a client's pi, mean_j q_j.
+def row_responsibilities(task: Task, prior: Prior = lambda log_weights, batch: log_weights) -> RowShares:
+    """Returns `(learners, log_weights, data, client) -> q [K, n]` of all training rows of a client, 0 of padding.
+
+    Args:
+        task: of one learner.
+        prior: of `log_weights`, which is `[K]` by default.
+    """
+    losses_of = row_losses_by_model(task)
+
+    def find(learners: Params, log_weights: Any, data: FederatedData, client: Array) -> Array:
+        def of_batch(batch: Batch) -> Array:
+            q = responsibilities(losses_of(learners, batch, None), prior(log_weights, batch))
+            return jnp.where(batch.mask[None], q, 0)
+
+        def put(carry: tuple[Array, Array], batch: Batch) -> tuple[Array, Array]:
+            place, found = carry
+            more = jax.lax.dynamic_update_slice(found, of_batch(batch), (jnp.int32(0), place))
+            return place + batch.mask.shape[0], more
+
+        one = jax.eval_shape(of_batch, batch_shape(data))
+        size = max(data.train.max_size, 1)
+        empty = jnp.zeros((one.shape[0], size + BLOCK_ROWS), one.dtype)  # the last block may be longer than the rows
+        return fold_rows(put, (jnp.int32(0), empty), data, data.train, client)[1][:, :size]
+
+    return find
+
+
+def mean_log_weights(q: Array, log_weights: Array, size: Array) -> Array:
+    """Returns log pi `[K]`, of pi = mean_j q_j.
 
     pi is unchanged where the client has no rows or no finite losses.
 
     Args:
+        q: `[K, n]` of a client's rows, 0 of padding.
+        log_weights: log pi `[K]` before.
+        size: the number of rows `[]`.
+    """
+    found = q.sum(1).astype(log_weights.dtype)
+    tiny = jnp.finfo(found.dtype).tiny  # above 0, so that a learner without a row may win one later
+    usable = (size > 0) & jnp.isfinite(found).all()
+    mean = found / jnp.maximum(size, 1).astype(found.dtype)
+    return jnp.where(usable, jnp.log(jnp.maximum(mean, tiny)), log_weights)
+
+
+def expectation(task: Task) -> WeightStep:
+    """Returns `(learners, log_weights [K], data, client) -> log_weights [K]`: one update of a client's pi, mean_j q_j.
+
+    Args:
         task: of one learner.
     """
-    losses_of = row_losses_by_model(task)
+    shares = row_responsibilities(task)
 
     def step(learners: Params, log_weights: Array, data: FederatedData, client: Array) -> Array:
-        def add(total: Array, batch: Batch) -> Array:
-            q = responsibilities(losses_of(learners, batch, None), log_weights)
-            return total + jnp.where(batch.mask[None], q, 0).sum(1).astype(total.dtype)
-
-        found = fold_rows(add, jnp.zeros_like(log_weights), data, data.train, client)  # [K]
-        size = jnp.maximum(data.train.size[client], 1).astype(found.dtype)
-        tiny = jnp.finfo(found.dtype).tiny  # above 0, so that a learner without a row may win one later
-        usable = (data.train.size[client] > 0) & jnp.isfinite(found).all()
-        return jnp.where(usable, jnp.log(jnp.maximum(found / size, tiny)), log_weights)
+        return mean_log_weights(shares(learners, log_weights, data, client), log_weights, data.train.size[client])
 
     return step
 
 
 def maximisation(
-    task: Task,
-    optimizer: optax.GradientTransformation,
-    prior: Prior = lambda log_weights, batch: log_weights,
-    **local: Any,
-) -> Callable[[Key, Params, Any, FederatedData, Array], tuple[Params, Array]]:
-    """Returns `(key, learners, log_weights, data, client) -> (learners, loss)`: the local training of all learners.
+    task: Task, optimizer: optax.GradientTransformation, **local: Any
+) -> Callable[[Key, Sequence[Params], Array, FederatedData, Array], tuple[list[Params], Array]]:
+    """Returns `(key, learners, q [K, n], data, client) -> (learners, loss)`: the local training of all K learners.
 
-    The learners are trained as one model, on the sum over m of mean_j q_j(m) loss_j(m). q is computed anew in every
-    step, from the learners of the round: K more forward passes, and nothing is stored per row.
+    Each is trained on mean_j q_j(m) loss_j, on the same batches; the loss is the sum over the learners. They are apart
+    and not stacked, so that their dense layers may be trained and summed in coordinates.
 
     Args:
         task: of one learner.
-        optimizer: of each learner separately: clipping by a norm, for example, is by the norm of one learner.
-        prior: of `log_weights`, which is `[K]` by default.
+        optimizer: of each learner by itself.
         **local: `local_epochs` and `batch_size`, see `local_train`.
     """
-    losses_of = row_losses_by_model(task)
-    optimizer = optax.GradientTransformation(jax.vmap(optimizer.init), jax.vmap(optimizer.update))
+    train_one = local_train(with_row_weights(task), optimizer, **local)
 
-    def train(key: Key, learners: Params, log_weights: Any, data: FederatedData, client: Array) -> tuple[Params, Array]:
-        def loss(models: Params, batch: Batch, key: Key | None = None) -> Array:
-            q = responsibilities(
-                losses_of(learners, batch, None), prior(log_weights, batch)
-            )  # nothing is trained in it
-            return masked_mean((q * losses_of(models, batch, key)).sum(0), batch.mask)
-
-        return local_train(stacked_task(task, loss), optimizer, **local)(key, learners, data, client)
+    def train(
+        key: Key, learners: Sequence[Params], q: Array, data: FederatedData, client: Array
+    ) -> tuple[list[Params], Array]:
+        honest = replace(data, attack=None)
+        found = [train_one(key, one, honest, client, row_weights=q[k]) for k, one in enumerate(learners)]
+        trained = [one for one, _ in found]
+        if data.attack is not None:  # all learners are perturbed as one model
+            trained = apart(perturb_model(key, stacked(learners), stacked(trained), data, client), len(learners))
+        return trained, jnp.stack([loss for _, loss in found]).sum()
 
     return train
+
+
+def stacked(models: Sequence[Params]) -> Params:
+    """Returns models as one `[K, ...]`."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *models)
+
+
+def apart(models: Params, count: int) -> list[Params]:
+    """Returns the models `[K, ...]` one by one."""
+    return [tree.take(models, k) for k in range(count)]
