@@ -1,23 +1,30 @@
-"""Draws the pictures of the pages on concepts and speed: `python -m docs.pictures` writes `docs/pages/images/*.svg`.
+"""Draws pictures of the pages on concepts, data and speed: `python -m docs.pictures` writes `docs/pages/images/*.svg`.
 
 They are narrow and in large letters, so that they can be read on a phone, and on a white ground of their own.
 """
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
 from matplotlib.ticker import LogLocator, NullLocator
+from PIL import Image
+from sklearn.datasets import load_sample_image
 
 from docs.generate import speed
+from jaxfl.data.corruptions import KINDS, SCALES, corrupt
 from jaxfl.plots.curves import draw_seconds, finish_axes
 
 FOLDER = Path(__file__).parent / "pages" / "images"
 INK, GREY, PALE = "#222222", "#777777", "#eeeeee"
 CLUSTERS = ("#3f6d9e", "#b85c00", "#3a7d34")
 WIDTH = 4.8  # inches
+SIDE = 32  # pixels of a corrupted photograph
+SHOWN_LEVELS = (1, 3, 5)
 
 
 def canvas(height: float) -> tuple[Figure, Axes]:
@@ -175,7 +182,38 @@ def scaling() -> Figure:
     return figure
 
 
-PICTURES = {"round": round_, "plan": plan, "state": state, "seed": seed, "speed": bars, "scaling": scaling}
+def corruptions() -> Figure:
+    """A photograph of 32 x 32 pixels with every corruption in some levels of both scales."""
+    photograph = Image.fromarray(load_sample_image("flower.jpg")).crop((130, 0, 557, 427))
+    image = np.asarray(photograph.resize((SIDE, SIDE), Image.Resampling.BOX))[None]
+    figure = Figure(figsize=(WIDTH, 0.44 * (2 + len(KINDS))), facecolor="white")
+    axes = figure.add_axes((0.27, 0, 0.73, 1))
+    columns: list[tuple[Any, int]] = [(SCALES[0], 0), *((scale, level) for scale in SCALES for level in SHOWN_LEVELS)]
+    step = SIDE + 4
+    canvas = np.full((step * len(KINDS), step * len(columns), 3), 255, np.uint8)
+    kinds: list[Any] = [*KINDS]
+    for row, kind in enumerate(kinds):
+        for column, (scale, level) in enumerate(columns):
+            corner = step * row, step * column
+            canvas[corner[0] : corner[0] + SIDE, corner[1] : corner[1] + SIDE] = corrupt(
+                image, kind, level, scale=scale
+            )
+        axes.text(-6, step * row + SIDE / 2, kind, fontsize=9, ha="right", va="center", color=INK)
+    axes.imshow(canvas, interpolation="none")  # a file of these pixels alone
+    for column, (_, level) in enumerate(columns):
+        axes.text(step * column + SIDE / 2, -6, str(level) if column else "clean", fontsize=9, ha="center", color=INK)
+    for number, scale in enumerate(SCALES):
+        middle = step * (1 + len(SHOWN_LEVELS) * (number + 0.5)) - 2
+        axes.text(middle, -22, f"scale={scale}, level", fontsize=9, ha="center", color=INK)
+    axes.set(xlim=(0, canvas.shape[1]), ylim=(canvas.shape[0], -36))
+    axes.axis("off")
+    return figure
+
+
+PICTURES = {
+    **{"round": round_, "plan": plan, "state": state, "seed": seed, "speed": bars, "scaling": scaling},
+    "corruptions": corruptions,
+}
 
 if __name__ == "__main__":
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "jaxfl", "font.family": "sans-serif"})

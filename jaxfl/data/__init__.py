@@ -16,6 +16,16 @@ from jaxfl.data.catalog import (
     options,
 )
 from jaxfl.data.clients import Batch, FederatedData, Split
+from jaxfl.data.image_shifts import (
+    classwise,
+    colour_images,
+    coloured,
+    corrupt_images,
+    corrupted,
+    redraw_images,
+    thickened,
+    transform_classes,
+)
 from jaxfl.data.shift import (
     mirror_labels,
     mirrored,
@@ -42,6 +52,11 @@ __all__ = [
     "Source",
     "Split",
     "available",
+    "classwise",
+    "colour_images",
+    "coloured",
+    "corrupt_images",
+    "corrupted",
     "data_names",
     "dataset",
     "federate",
@@ -53,6 +68,7 @@ __all__ = [
     "partition",
     "permute_labels",
     "permuted",
+    "redraw_images",
     "relabel",
     "rotate",
     "rotated",
@@ -61,4 +77,6 @@ __all__ = [
     "swap_labels",
     "swapped",
     "synthetic",
+    "thickened",
+    "transform_classes",
 ]

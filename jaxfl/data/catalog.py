@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from jaxfl.data import conditions, conventions, divide, leaks, natural, shift, skews, sources, stored
+from jaxfl.data import conditions, conventions, divide, image_shifts, leaks, natural, shift, skews, sources, stored
 from jaxfl.data.causes import with_truth
 from jaxfl.data.clients import FederatedData
+from jaxfl.data.copies import postponed_copies, with_copies
 from jaxfl.data.drift import apply_conditions
 from jaxfl.data.sources import domains, saved
 from jaxfl.files import checksum, crc, user_path
@@ -30,6 +31,13 @@ SKEWS: dict[str, tuple[Callable[..., FederatedData], str]] = {
     "swapped": (shift.swapped, "each group of clients has the labels of its own pairs of classes swapped"),
     "permuted": (shift.permuted, "each group of clients, or each client, has the labels of some classes permuted"),
     "mirrored": (shift.mirrored, "groups of clients have labels as they are, reversed, or of the next class"),
+    "coloured": (image_shifts.coloured, "each group of clients has images of its own colour"),
+    "corrupted": (image_shifts.corrupted, "each group of clients has images that are corrupted in its own way"),
+    "thickened": (image_shifts.thickened, "groups of clients have strokes as they are, thinner or thicker"),
+    "classwise": (
+        image_shifts.classwise,
+        "each group of clients, or each client, has some classes rotated or coloured",
+    ),
     "hybrid": (skews.hybrid, "each group of clients has images of one domain: another source, or the negative"),
     "pathological": (skews.pathological, "each group of clients has only its own classes"),
     "dominant": (skews.dominant, "each group of clients has one dominant class"),
@@ -49,6 +57,10 @@ SHIFTS: dict[str, Callable[..., FederatedData]] = {
     "swapped": shift.swap_labels,
     "permuted": shift.permute_labels,
     "mirrored": shift.mirror_labels,
+    "coloured": image_shifts.colour_images,
+    "corrupted": image_shifts.corrupt_images,
+    "thickened": image_shifts.redraw_images,
+    "classwise": image_shifts.transform_classes,
 }
 
 USUAL: dict[str, dict[str, Any]] = {
@@ -57,6 +69,10 @@ USUAL: dict[str, dict[str, Any]] = {
     "swapped": {"num_clients": 20, "rows_per_client": 1000},  # CLoVE
     "permuted": {"num_clients": 20, "rows_per_client": 1000},
     "mirrored": {"num_clients": 30, "rows_per_client": 1000},
+    "coloured": {"num_clients": 1200, "rows_per_client": 200},  # as rotated
+    "corrupted": {"num_clients": 1200, "rows_per_client": 200},
+    "thickened": {"num_clients": 900, "rows_per_client": 200},  # three groups
+    "classwise": {"num_clients": 40, "rows_per_client": 1000},  # of one group too, with each_client
     "hybrid": {"num_clients": 200},  # StoCFL
     "pathological": {"num_clients": 400},  # StoCFL: 100 clients per group
     "dominant": {"num_clients": 20, "rows_per_client": 1000},  # LayerCFL
@@ -70,7 +86,12 @@ USUAL: dict[str, dict[str, Any]] = {
 }
 # Defaults for sources of unknown size.
 SMALL: dict[str, dict[str, Any]] = {skew: {} if skew == "writers" else {"num_clients": 20} for skew in SKEWS}
-SMALL |= {"mirrored": {"num_clients": 24}}  # of two or three groups
+SMALL |= {skew: {"num_clients": 24} for skew in ("mirrored", "thickened")}  # of two or three groups
+# Images in colour, whose copies are larger.
+IN_COLOUR: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("coloured", "corrupted"), {"num_clients": 200, "rows_per_client": 500}),
+    "thickened": {"num_clients": 150, "rows_per_client": 500},
+}
 DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     "digits": SMALL
     | {
@@ -79,21 +100,30 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
         "swapped": {"num_clients": 40, "rows_per_client": 80},
         "permuted": {"num_clients": 40, "rows_per_client": 35},  # of one group too
         "mirrored": {"num_clients": 30, "rows_per_client": 80},
+        **{skew: {"num_clients": 40, "rows_per_client": 80} for skew in ("coloured", "corrupted")},
+        "thickened": {"num_clients": 30, "rows_per_client": 80},
+        "classwise": {"num_clients": 40, "rows_per_client": 35},
         "dominant": {"num_clients": 12},
         "downsampled": {"num_clients": 12},
     },
     "cifar10": USUAL
+    | IN_COLOUR
     | {
         "rotated": {"num_clients": 200, "rows_per_client": 500, "angles": (0, 180)},  # IFCA and StoCFL
         "shifted": {"num_clients": 20, "rows_per_client": 8000},  # StoCFL
     },
-    "cifar100": USUAL | {"rotated": {"num_clients": 200, "rows_per_client": 500}, "dominant": {"num_clients": 20}},
+    "cifar100": USUAL
+    | IN_COLOUR
+    | {"rotated": {"num_clients": 200, "rows_per_client": 500}, "dominant": {"num_clients": 20}},
     "cinic10": USUAL
+    | IN_COLOUR
     | {
         "rotated": {"num_clients": 200, "rows_per_client": 500, "angles": (0, 180)},
         "shifted": {"num_clients": 20, "rows_per_client": 9600},
     },
-    "tiny-imagenet": USUAL | {"rotated": {"num_clients": 200, "rows_per_client": 500}, "dominant": {"num_clients": 20}},
+    "tiny-imagenet": USUAL
+    | IN_COLOUR
+    | {"rotated": {"num_clients": 200, "rows_per_client": 500}, "dominant": {"num_clients": 20}},
     # Their rarest class has too few rows for 1,000 rows of each client.
     "emnist-balanced": USUAL | {"dominant": {"num_clients": 20}},
     "unipen": USUAL | {"dominant": {"num_clients": 20}},
@@ -254,7 +284,8 @@ def options(name: str) -> dict[str, Any]:
     """Returns the options of a data set with their defaults.
 
     >>> options("rotated-digits")
-    {'num_clients': 40, 'rows_per_client': 80, 'angles': (0, 90, 180, 270), 'test_share': None, 'stragglers': 0.0,
+    {'num_clients': 40, 'rows_per_client': 80, 'angles': (0, 90, 180, 270), 'resample': 'bilinear',
+     'test_share': None, 'stragglers': 0.0,
      'attack': None, 'attackers': None, 'attack_scale': 1.0, 'attack_target': 0, 'drift': None,
      'drift_round': None, 'drift_share': None, 'arrive': None, 'leave': None, 'pool': 'train', 'held_out': 0.0,
      'test': None, 'validation': 0.0}
@@ -324,7 +355,8 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
                     f"{settings['test_share']}."
                 )
             source = dataclasses.replace(source, central=True)
-        data = SKEWS[row.skew][0](source, seed=seed, **options_for("skew"))
+        with postponed_copies():
+            data = SKEWS[row.skew][0](source, seed=seed, **options_for("skew"))
         if sources.entry(row.source).user_files is not None:
             leaks.warn_repeated_rows(data)
             if data.num_classes > 1 or data.kind == "regression":  # of one class `federate` warns
@@ -344,11 +376,13 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
                 stacklevel=3,
             )
     data = data if chosen["test"] is None else divide.central_test(data)
-    for shifted in reversed(row.shifts):
-        data = SHIFTS[shifted](data, seed=seed, **options_for(shifted))
+    with postponed_copies():
+        for shifted in reversed(row.shifts):
+            data = SHIFTS[shifted](data, seed=seed, **options_for(shifted))
     data = with_truth(data, chosen["truth"]) if chosen.get("truth") is not None else data
     data = conditions.hold_out(data, share, seed) if share else data
     data = divide.set_apart(data, chosen["validation"], seed=seed) if chosen["validation"] else data
+    data = data if row is SAVED else with_copies(data)
     return apply_conditions(data, seed=seed, **options_for("condition"))
 
 

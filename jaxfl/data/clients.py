@@ -23,8 +23,8 @@ from flax import struct
 from jax.core import Tracer
 
 from jaxfl import tree
-from jaxfl.data import images
 from jaxfl.data import labels as kinds
+from jaxfl.data import views
 from jaxfl.data.casts import to_integers
 from jaxfl.data.partition.parts import check_numbers
 from jaxfl.typing import AnyArray, Array
@@ -91,6 +91,11 @@ class Drift:
     test: Ranges | None = None
     validation: Ranges | None = None
     causes: dict[str, AnyArray] = struct.field(metadata=KNOWN, default_factory=dict)
+    colour: AnyArray | None = struct.field(metadata=KNOWN, default=None)
+    class_rotation: AnyArray | None = struct.field(metadata=KNOWN, default=None)  # [N, L], as the next
+    class_colour: AnyArray | None = struct.field(metadata=KNOWN, default=None)
+    stroke: AnyArray | None = struct.field(metadata=KNOWN, default=None)
+    corruption: AnyArray | None = struct.field(metadata=KNOWN, default=None)
 
 
 def array_fields(part: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -108,6 +113,11 @@ def array_fields(part: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield from ((f"{field.name}.{name}", field.metadata) for name in value)
         elif "per_client" in field.metadata:
             yield field.name, field.metadata
+
+
+def view_fields(data: "FederatedData") -> list[str]:
+    """Returns the fields of the clients' shifts: rows of the pool are seen rotated, coloured or relabelled."""
+    return [name for name, about in array_fields(data) if about["seen"] and "." not in name]
 
 
 def get_field(part: Any, name: str) -> Any:
@@ -240,6 +250,17 @@ class FederatedData:
             all clients have equally many rows in every round, 0 if unknown, see `in_programs`.
         validation: rows set apart from each client's training rows, or None, see `jaxfl.data.divide.set_apart`; no
             client trains on them, and their metrics are reported beside those of the test rows.
+        colour: number of the colour of each client's images `[N]`, see `jaxfl.data.images.colour`, or None.
+        class_rotation, class_colour: quarter turns and colour of the images of each class, per client `[N, L]`, or
+            None; classes are those of the pool. They come before the client's own rotation and colour.
+        stroke: 1 for clients whose strokes are thinner, 2 for thicker ones, else 0 `[N]`, or None.
+        corruption: code of the corruption of each client's images `[N]`, see `jaxfl.data.corruptions`, 0 for none, or
+            None. Clients with strokes or corruptions (but the inversion) have copies, see `jaxfl.data.copies`.
+        origin: the pool row that each row is a copy of `[P]`, or None if there are no copies.
+        nearest: whether tilted images have the nearest pixels instead of interpolated ones.
+        white: pixel of full brightness, of colours and corruptions.
+        noise_seed: seed of the noise of corruptions.
+        widened: whether copies have given the pool, which is grey, three channels.
     """
 
     inputs: AnyArray = struct.field(metadata=SHARED)
@@ -271,6 +292,16 @@ class FederatedData:
     label_map: AnyArray | None = struct.field(metadata=SHARED, default=None)
     causes: dict[str, AnyArray] = struct.field(metadata=KNOWN, default_factory=dict)
     cause_names: tuple[tuple[str, tuple[str, ...]], ...] = struct.field(pytree_node=False, default=())
+    colour: AnyArray | None = struct.field(metadata=SEEN, default=None)
+    class_rotation: AnyArray | None = struct.field(metadata=SEEN, default=None)
+    class_colour: AnyArray | None = struct.field(metadata=SEEN, default=None)
+    stroke: AnyArray | None = struct.field(metadata=SEEN, default=None)
+    corruption: AnyArray | None = struct.field(metadata=SEEN, default=None)
+    origin: AnyArray | None = struct.field(metadata=SHARED, default=None)
+    nearest: bool = struct.field(pytree_node=False, default=False)
+    white: int = struct.field(pytree_node=False, default=255)
+    noise_seed: int = struct.field(pytree_node=False, default=0)
+    widened: bool = struct.field(pytree_node=False, default=False)
 
     def __repr__(self) -> str:
         """Returns one line of text without the examples."""
@@ -298,8 +329,9 @@ class FederatedData:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Returns the shape of one example."""
-        return self.inputs.shape[1:]
+        """Returns the shape of one example, as clients see it."""
+        shape = self.inputs.shape[1:]
+        return (*shape[:2], 3) if views.is_coloured(self) else shape
 
     def at(self, round: int | Array) -> "FederatedData":
         """Returns the federation in a round, without `drift`; the federation itself if it does not drift; traceable.
@@ -345,10 +377,7 @@ class FederatedData:
         rows = split.rows if len(split.rows) else jnp.zeros(1, jnp.int32)  # an empty split: padding only
         row = rows[split.start[client] + jnp.where(mask, positions, 0)]
         x, y = self.inputs[row], self.labels[row]
-        if self.rotation is not None:
-            x = images.rotate(x, self.rotation[client])
-        if self.tilt is not None:
-            x = images.rotate_by_degrees(x, self.tilt[client])
+        x = views.as_seen(self, x, y, client)
         marked = None
         if self.trigger is not None and split.triggered is not None:
             every = split.triggered[client]
@@ -440,11 +469,14 @@ class FederatedData:
     def in_programs(self) -> "FederatedData":
         """Returns the federation as an argument of the compiled programs of a run.
 
-        It has no client names, because other names must not cause a compilation. `filled` describes how similar the
-        numbers of training rows are, see `client.steps.rows_of` and `client.training`; coarsely, for the same reason.
+        It has no client names and no other seed of noise, which must not cause a compilation, and no `origin`, which no
+        round reads. `filled` describes how similar the numbers of training rows are, see `client.steps.rows_of` and
+        `client.training`; coarsely, for the same reason.
         """
         shares = [np.mean(now.train.size) / max(self.train.max_size, 1) for now in self.phases]
-        return dataclasses.replace(self, client_names=(), filled=math.floor(4 * min(shares)) / 4)
+        return dataclasses.replace(
+            self, client_names=(), origin=None, noise_seed=0, filled=math.floor(4 * min(shares)) / 4
+        )
 
     def on_device(self, mesh: jax.sharding.Mesh | None = None) -> "FederatedData":
         """Returns the federation with its arrays on the device or on all devices of a mesh, without needless copies."""

@@ -119,7 +119,8 @@ def _count_changes(data: FederatedData) -> dict[str, int]:
     before, after = data.phases
     now, later = before.per_client(), after.per_client()
     known = ("held_out", "absent")
-    changed = np.any([now[name] != later[name] for name in now if name not in known], axis=0)
+    pairs = [(np.asarray(now[name]), np.asarray(later[name])) for name in now if name not in known]
+    changed = np.any([(one != other).reshape(data.num_clients, -1).any(1) for one, other in pairs], axis=0)
     away = [np.zeros(data.num_clients, bool) if phase.absent is None else phase.absent for phase in (before, after)]
     counts = {"change": changed, "arrive": away[0] & ~away[1], "leave": away[1] & ~away[0]}
     return {name: int(clients.sum()) for name, clients in counts.items()}

@@ -18,7 +18,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from jaxfl.data.causes import UNNAMED
-from jaxfl.data.clients import SPLITS, FederatedData, Split, array_fields, get_field
+from jaxfl.data.clients import SPLITS, FederatedData, Split, view_fields
+from jaxfl.data.copies import without_copies
+from jaxfl.data.corruptions import SCALES, Corruption
 from jaxfl.data.windows import release_pages
 from jaxfl.typing import AnyArray
 
@@ -36,6 +38,7 @@ def digest(data: FederatedData) -> str:
     >>> digest(shifted) == digest(swapped), digest(shifted) == digest(load("shifted-digits", num_clients=4))
     (True, False)
     """
+    data = without_copies(data)
     hashed = hashlib.sha256(b"jaxfl-federation 1\n")
     hashed.update(_pool_digest(data))
     hashed.update(_integers([data.num_clients, data.num_classes]))
@@ -128,8 +131,7 @@ def _views_bytes(data: FederatedData) -> Iterator[bytes]:
 
     A client without one of these has 0, an empty text or an empty list in its place.
     """
-    names = [name for name, about in array_fields(data) if about["seen"] and "." not in name]
-    columns = [np.asarray(get_field(data, name)) for name in names if get_field(data, name) is not None]
+    columns = [np.asarray(field) for name in view_fields(data) if (field := getattr(data, name)) is not None]
     columns = [column.reshape(data.num_clients, -1) for column in [np.zeros(data.num_clients), *columns]]
     views = np.concatenate(columns, axis=1)
     _, first, member = np.unique(views, axis=0, return_index=True, return_inverse=True)
@@ -143,12 +145,16 @@ def _view_bytes(data: FederatedData, client: int) -> bytes:
     turns = 0 if data.rotation is None else int(data.rotation[client])
     tilt = 0.0 if data.tilt is None else float(data.tilt[client])
     angle = round(1000 * (90 * turns + tilt)) % 360_000  # in thousandths of a degree
-    colour, corruption, level, stroke = 0, "", 0, 0
+    colour, stroke = (0 if field is None else int(field[client]) for field in (data.colour, data.stroke))
+    corruption = None if data.corruption is None else Corruption.of_code(int(data.corruption[client]))
+    kind, level, scale = corruption or ("", 0, SCALES[0])
+    kind += "" if scale == SCALES[0] else f" {scale}"
     maps = []
     if data.kind == "classification":
         maps = np.asarray(data.relabelled(np.arange(data.num_classes), client))
-    tables = _listed([]) + _listed([])  # of angles and colours by class
-    parts = [_integers([angle, colour]), _text(corruption), _integers([level, stroke]), tables, _listed(maps)]
+    angles = [] if data.class_rotation is None else 90_000 * np.asarray(data.class_rotation[client])
+    tables = _listed(angles) + _listed([] if data.class_colour is None else data.class_colour[client])
+    parts = [_integers([angle, colour]), _text(kind), _integers([level, stroke]), tables, _listed(maps)]
     return b"".join(parts)
 
 

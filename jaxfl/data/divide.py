@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxfl.data.building import check_no_drift
 from jaxfl.data.clients import FederatedData, Split
+from jaxfl.data.copies import with_copies, without_copies
 from jaxfl.random import Stream, host_rng, key_for
 from jaxfl.typing import Key
 
@@ -57,7 +58,8 @@ def set_apart(data: FederatedData, share: float, *, seed: int = 0) -> FederatedD
     begin = np.cumsum(size) - size
     owner = np.repeat(np.arange(len(size)), size)
     rows = rows[np.repeat(distinct[:, 0] - begin, size) + np.arange(size.sum())]
-    rank = host_rng(seed, "validation").permutation(len(data.labels))[rows]
+    image = rows if data.origin is None else np.asarray(data.origin)[rows]  # of which a row may be a copy
+    rank = host_rng(seed, "validation").permutation(len(data.labels))[image]
     order = np.lexsort((rank, owner))
     wanted = np.clip(np.maximum(np.rint(size * share), 1), 0, np.maximum(size - 1, 0)).astype(np.int64)
     chosen = np.zeros(len(rows), bool)
@@ -65,7 +67,7 @@ def set_apart(data: FederatedData, share: float, *, seed: int = 0) -> FederatedD
     if not chosen.any():
         raise ValueError(f"validation must be left out, because no client of {data.name} has 2 training rows or more.")
     taken = np.zeros(len(data.labels), bool)
-    taken[rows[chosen]] = True
+    taken[image[chosen]] = True
 
     def packed(mask: np.ndarray) -> Split:
         left = np.bincount(owner[mask], minlength=len(size))
@@ -73,7 +75,7 @@ def set_apart(data: FederatedData, share: float, *, seed: int = 0) -> FederatedD
         sizes = left[member.reshape(-1)]
         return Split(rows[mask], start.astype(np.int32), sizes.astype(np.int32), int(sizes.max(initial=0)))
 
-    train = replace(packed(~taken[rows]), flipped=data.train.flipped, triggered=data.train.triggered)
+    train = replace(packed(~taken[image]), flipped=data.train.flipped, triggered=data.train.triggered)
     return replace(data, train=train, validation=packed(chosen))
 
 
@@ -94,6 +96,7 @@ def central_test(data: FederatedData) -> FederatedData:
     ([40, 40, 40, 40], [0, 0, 0, 0], 40)
     """
     check_no_drift("test=central", data)
+    data = without_copies(data)
     ranges = np.unique(np.stack([np.asarray(data.test.start), np.asarray(data.test.size)], 1), axis=0)
     parts = [np.asarray(data.test.rows)[start : start + size] for start, size in ranges.tolist()]
     rows = np.unique(np.concatenate(parts))
@@ -108,7 +111,8 @@ def central_test(data: FederatedData) -> FederatedData:
             "client and a training row of another, got central; give each row to one of them."
         )
     test = Split.shared([rows], np.zeros(data.num_clients, np.int32))
-    return replace(data, test=replace(test, flipped=data.test.flipped, triggered=data.test.triggered))
+    test = replace(test, flipped=data.test.flipped, triggered=data.test.triggered)
+    return with_copies(replace(data, test=test))  # corrupted as each client's own rows are
 
 
 def on_validation(data: FederatedData) -> FederatedData:

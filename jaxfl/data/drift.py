@@ -26,7 +26,7 @@ import numpy as np
 
 from jaxfl.data import conditions
 from jaxfl.data.building import check_no_drift, check_square
-from jaxfl.data.clients import Drift, FederatedData, Ranges
+from jaxfl.data.clients import Drift, FederatedData, Ranges, view_fields
 from jaxfl.data.labels import check_classes
 from jaxfl.random import host_rng
 from jaxfl.schema import checked
@@ -145,6 +145,11 @@ def _rotate_further(data: FederatedData, clients: np.ndarray, seed: int) -> tupl
         check_square(data.inputs)
     except ValueError as error:
         raise ValueError(f"drift=rotate: {error} Or use another drift.") from error
+    if data.origin is not None:
+        raise ValueError(
+            f"drift must be swap or new-group for corrupted images and other strokes, got rotate: {data.name!r} has "
+            "copies of its rows, which cannot be rotated in the middle of a run."
+        )
     rotation = np.zeros(data.num_clients, np.int32) if data.rotation is None else np.asarray(data.rotation)
     turned = rotation.copy()
     turned[clients] = (turned[clients] + 1) % 4
@@ -276,7 +281,7 @@ def _fields_from(data: FederatedData, source: np.ndarray) -> dict[str, Any]:
         name: Ranges(np.asarray(split.start)[source], np.asarray(split.size)[source])
         for name, split in data.splits.items()
     }
-    fields = {name: getattr(data, name) for name in ("rotation", "tilt", "label_shift", "group")}
+    fields = {name: getattr(data, name) for name in (*view_fields(data), "group")}
     later |= {name: np.asarray(values)[source] for name, values in fields.items() if values is not None}
     return later | {"causes": {cause: np.asarray(pattern)[source] for cause, pattern in data.causes.items()}}
 

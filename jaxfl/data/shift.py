@@ -14,24 +14,31 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
 from jaxfl.data import causes, label_maps, partition
 from jaxfl.data.building import check_no_drift, check_square
 from jaxfl.data.clients import FederatedData, Split
+from jaxfl.data.copies import with_copies
 from jaxfl.data.labels import check_classes
 from jaxfl.data.packing import pack
 from jaxfl.data.sources import Source
 from jaxfl.random import host_rng
+from jaxfl.schema import checked
+
+Resample = Literal["bilinear", "nearest"]
 
 
+@checked
 def rotated(
     source: Source,
     *,
     num_clients: int,
     rows_per_client: int | None = None,
     angles: Sequence[float] = (0, 90, 180, 270),
+    resample: Resample = "bilinear",
     test_share: float | None = None,
     seed: int = 0,
 ) -> FederatedData:
@@ -44,6 +51,8 @@ def rotated(
             for all clients. The remainder of a group, fewer rows than it has clients, is not used.
         angles: degrees, counter-clockwise, one per group. Multiples of 90 are exact, as in `np.rot90`; others are
             interpolated, see `jaxfl.data.images.rotate_by_degrees`.
+        resample: bilinear interpolation with the border repeated, or the nearest pixel and 0 beyond the border, as in
+            Pillow and torchvision (CFL-GP, ANDA).
         test_share: share of the training examples to test all clients on instead; None is the official test set, 0.2
             where there is none.
         seed: seed of the permutations.
@@ -56,10 +65,10 @@ def rotated(
     >>> data.rotation.tolist(), data.train.size.tolist()
     ([0, 0, 1, 1, 2, 2, 3, 3], [20, 20, 20, 20, 20, 20, 20, 20])
     """
-    data = _federation_by_shift(
+    data = divide_by_group(
         source, "rotated", _angle_names(angles), num_clients, rows_per_client, test_share, seed, cause="rotation"
     )
-    return _add_angles(data, np.asarray(angles, float)[data.group])
+    return _add_angles(data, np.asarray(angles, float)[data.group], resample)
 
 
 def shifted(
@@ -96,9 +105,7 @@ def shifted(
     check_classes("shifted", source.labels)
     shifts = default_shifts(source.num_classes) if shifts is None else shifts
     names = _shift_names(shifts, source.num_classes)
-    data = _federation_by_shift(
-        source, "shifted", names, num_clients, rows_per_client, test_share, seed, cause="labels"
-    )
+    data = divide_by_group(source, "shifted", names, num_clients, rows_per_client, test_share, seed, cause="labels")
     return _add_label_shifts(data, np.asarray(shifts)[data.group])
 
 
@@ -177,7 +184,7 @@ def permuted(
         maps = label_maps.permutations_of(labels, num_groups, source.num_classes, seed)
         return _relabelled_groups(source, "permuted", maps, num_clients, rows_per_client, test_share, seed)
     own = label_maps.client_permutations(labels, num_clients, source.num_classes, seed)
-    data = _federation_by_shift(
+    data = divide_by_group(
         source, "permuted", ("all",), num_clients, rows_per_client, test_share, seed, cause=None, stream="shifted"
     )
     return label_maps.with_maps(data, own, np.arange(num_clients))
@@ -217,7 +224,10 @@ def mirrored(
     return _relabelled_groups(source, "mirrored", named, num_clients, rows_per_client, test_share, seed)
 
 
-def rotate(data: FederatedData, *, angles: Sequence[float] = (0, 180), seed: int = 0) -> FederatedData:
+@checked
+def rotate(
+    data: FederatedData, *, angles: Sequence[float] = (0, 180), resample: Resample = "bilinear", seed: int = 0
+) -> FederatedData:
     """Returns the federation with each client's images rotated by one of the angles.
 
     The clients of each true group get the angles at random, as evenly as possible. Rows, test rows and sizes are
@@ -226,6 +236,7 @@ def rotate(data: FederatedData, *, angles: Sequence[float] = (0, 180), seed: int
     Args:
         data: federation of square images; angles are added to its rotations.
         angles: degrees, counter-clockwise, as for `rotated` (StoCFL's figure 8: 0 and 180).
+        resample: bilinear or nearest, as for `rotated`.
         seed: seed of the assignment of angles.
 
     Raises:
@@ -239,8 +250,8 @@ def rotate(data: FederatedData, *, angles: Sequence[float] = (0, 180), seed: int
     """
     check_square(data.inputs)
     names = _angle_names(angles)
-    data, choice = _cross_groups(data, "rotated", names, seed, cause="rotation")
-    return _add_angles(data, np.asarray(angles, float)[choice])
+    data, choice = cross_groups(data, "rotated", names, seed, cause="rotation")
+    return _add_angles(data, np.asarray(angles, float)[choice], resample)
 
 
 def relabel(data: FederatedData, *, shifts: Sequence[int] | None = None, seed: int = 0) -> FederatedData:
@@ -256,7 +267,7 @@ def relabel(data: FederatedData, *, shifts: Sequence[int] | None = None, seed: i
     """
     check_classes("shifted", data.labels)
     shifts = default_shifts(data.num_classes) if shifts is None else shifts
-    data, choice = _cross_groups(data, "shifted", _shift_names(shifts, data.num_classes), seed, cause="labels")
+    data, choice = cross_groups(data, "shifted", _shift_names(shifts, data.num_classes), seed, cause="labels")
     return _add_label_shifts(data, np.asarray(shifts)[choice])
 
 
@@ -330,7 +341,7 @@ def default_shifts(num_classes: int) -> tuple[int, ...]:
     return (0, 3, 6, 9) if num_classes >= 10 else tuple(range(min(4, num_classes)))
 
 
-def _add_angles(data: FederatedData, degrees: np.ndarray) -> FederatedData:
+def _add_angles(data: FederatedData, degrees: np.ndarray, resample: str) -> FederatedData:
     """Returns the federation with an angle `[N]` added to each rotation, as exact quarter turns and a remainder."""
     if data.rotation is not None:
         degrees = degrees + 90.0 * np.asarray(data.rotation)
@@ -341,7 +352,8 @@ def _add_angles(data: FederatedData, degrees: np.ndarray) -> FederatedData:
     left = degrees - 90 * turns
     dtype = np.float32 if data.inputs.dtype == np.uint8 else data.inputs.dtype
     tilt = left.astype(dtype) if left.any() else None
-    return dataclasses.replace(data, rotation=turns.astype(np.int32) % 4, tilt=tilt)
+    nearest = resample == "nearest" and tilt is not None
+    return with_copies(dataclasses.replace(data, rotation=turns.astype(np.int32) % 4, tilt=tilt, nearest=nearest))
 
 
 def _add_label_shifts(data: FederatedData, shifts: np.ndarray) -> FederatedData:
@@ -382,7 +394,7 @@ def _check_distinct(argument: str, values: Sequence[float], modulus: int) -> Non
         )
 
 
-def _cross_groups(
+def cross_groups(
     data: FederatedData, skew: str, names: Sequence[str], seed: int, *, cause: str
 ) -> tuple[FederatedData, np.ndarray]:
     """Returns the federation with product groups, and each client's shift `[N]`; every group gets all shifts evenly.
@@ -408,7 +420,7 @@ def _cross_groups(
 
 def _cross_maps(data: FederatedData, skew: str, named: label_maps.NamedMaps, seed: int) -> FederatedData:
     """Returns the federation with product groups, whose clients have further label maps."""
-    data, choice = _cross_groups(data, skew, named.names, seed, cause="labels")
+    data, choice = cross_groups(data, skew, named.names, seed, cause="labels")
     return label_maps.with_maps(data, named.maps, choice)
 
 
@@ -422,13 +434,13 @@ def _relabelled_groups(
     seed: int,
 ) -> FederatedData:
     """Returns a federation of groups with label maps, which have the rows of `shifted`."""
-    data = _federation_by_shift(
+    data = divide_by_group(
         source, skew, named.names, num_clients, rows_per_client, test_share, seed, cause="labels", stream="shifted"
     )
     return label_maps.with_maps(data, named.maps, np.asarray(data.group))
 
 
-def _federation_by_shift(
+def divide_by_group(
     source: Source,
     skew: str,
     names: tuple[str, ...],

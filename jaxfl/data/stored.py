@@ -27,10 +27,12 @@ from jaxfl.data.building import (
     check_label_maps,
     check_names,
     check_no_drift,
+    check_pixels,
     check_split,
     check_square,
 )
 from jaxfl.data.clients import SPLITS, Attack, FederatedData, Split, Trigger, array_fields, get_field, replace_field
+from jaxfl.data.corruptions import CODES, STROKES
 from jaxfl.data.sources import saved
 from jaxfl.data.windows import release_pages, value_range
 from jaxfl.files import check_is_folder, replacing, user_path, write_text
@@ -39,15 +41,18 @@ HEADER, SCHEMA = saved.HEADER, 1
 MAPPED = (
     "inputs",
     "labels",
+    "origin",
     *(f"{split}.rows" for split in SPLITS),
 )  # as long as the pool or its lists; all other arrays are read
 PLAIN = ("num_classes", "name", "group_names", "class_names")  # fields that are not arrays
 NAMES = "client_names"  # in the header only if there are names
-FITTED = "fitted"  # in the header only if True
+# fields in the header only if they are not these
+USUAL_FIELDS = {"fitted": False, "nearest": False, "widened": False, "white": 255, "noise_seed": 0}
 TRIGGER = "trigger"  # its size, in the header only if there is one
 CAUSES = "causes"  # names of the patterns of each cause, in the header only if there are causes
 ARRAY_TYPES = {  # types of the arrays that always have the same type
-    **dict.fromkeys(("rotation", "label_shift", "label_map", "group"), "int32"),
+    **dict.fromkeys(("rotation", "label_shift", "label_map", "group", "origin"), "int32"),
+    **dict.fromkeys(("colour", "class_rotation", "class_colour", "stroke", "corruption"), "int32"),
     **dict.fromkeys(("trigger.target", *(f"{split}.triggered" for split in SPLITS)), "int32"),
     **{f"{split}.{part}": "int32" for split in SPLITS for part in ("rows", "start", "size")},
     **dict.fromkeys(("held_out", "absent", "attack.attacker", *(f"{split}.flipped" for split in SPLITS)), "bool"),
@@ -110,7 +115,7 @@ def write_header(folder: Path, data: FederatedData, arrays: Mapping[str, tuple[A
     header = {"schema": SCHEMA, **{name: getattr(data, name) for name in PLAIN}}
     header |= {"max_size": {name: split.max_size for name, split in data.splits.items()}}
     header |= {NAMES: data.client_names} if data.client_names else {}
-    header |= {FITTED: True} if data.fitted else {}
+    header |= {name: getattr(data, name) for name, usual in USUAL_FIELDS.items() if getattr(data, name) != usual}
     header |= {"attack": None if data.attack is None else data.attack.kind}
     header |= {TRIGGER: data.trigger.size} if data.trigger is not None else {}
     header |= {CAUSES: dict(data.cause_names)} if data.causes else {}
@@ -170,9 +175,12 @@ def _from_header(header: dict[str, Any]) -> FederatedData:
     if wrong := [name for name, value in lists.items() if not isinstance(value, list)]:
         raise ValueError(f"{wrong[0]} must be a list of names, got {lists[wrong[0]]!r}")
     names = {name: tuple(map(str, value)) for name, value in lists.items()}
-    fitted, width = header.get(FITTED, False), header.get(TRIGGER, 1)
-    if not isinstance(fitted, bool) or type(width) is not int or not 0 < width < 2**31:
-        raise ValueError(f"{FITTED} must be true or false and {TRIGGER} above 0, got {fitted!r} and {width!r}")
+    plain, width = {name: header.get(name, usual) for name, usual in USUAL_FIELDS.items()}, header.get(TRIGGER, 1)
+    for name, value in plain.items():
+        if type(value) is not type(USUAL_FIELDS[name]) or not 0 <= value < 2**32:
+            raise ValueError(f"{name} must be like {USUAL_FIELDS[name]!r}, got {value!r}")
+    if type(width) is not int or not 0 < width < 2**31:
+        raise ValueError(f"{TRIGGER} must be above 0, got {width!r}")
     nothing: Any = None  # in place of arrays that are read later
     causes = header.get(CAUSES, {})
     known = isinstance(causes, dict) and all(CAUSE.fullmatch(one) and isinstance(causes[one], list) for one in causes)
@@ -184,7 +192,7 @@ def _from_header(header: dict[str, Any]) -> FederatedData:
         raise ValueError(f"attack must be null or one of {', '.join(conditions.ATTACK_KINDS)}, got {attack!r}")
     absent = {one.name: None for one in fields(FederatedData) if "per_client" in one.metadata and one.name != CAUSES}
     values: dict[str, Any] = {**absent, **splits, **names, "num_classes": numbers[0], "name": str(header["name"])}
-    values |= {FITTED: fitted, CAUSES: dict.fromkeys(causes)}
+    values |= {**plain, CAUSES: dict.fromkeys(causes)}
     values |= {"cause_names": tuple((cause, tuple(map(str, patterns))) for cause, patterns in causes.items())}
     trigger = None if TRIGGER not in header else Trigger(nothing, nothing, width)
     return FederatedData(**values, attack=None if attack is None else Attack(nothing, nothing, attack), trigger=trigger)
@@ -264,20 +272,34 @@ def _check_ranges(data: FederatedData) -> None:
     ranges = {
         "rotation": (0, 3),
         "tilt": (-largest, largest),
+        "colour": (0, 6),
+        "class_rotation": (0, 3),
+        "class_colour": (0, 3),
+        "stroke": (0, len(STROKES)),
+        "origin": (0, len(data.inputs) - 1),
         "stragglers": (0, 1),
         "attack.scale": (0, largest),
         "trigger.target": (0, data.num_classes - 1),
         **{f"{split}.triggered": (0, np.iinfo(np.int32).max) for split in SPLITS},
         **{f"{CAUSES}.{cause}": (0, len(patterns) - 1) for cause, patterns in data.cause_names},
     }
+    tables = {name: (data.num_clients, data.num_classes) for name in ("class_rotation", "class_colour")}
+    shapes = {**tables, "origin": (len(data.inputs),)}
     for name, metadata in array_fields(data):
         values = get_field(data, name)
         if name not in ranges or values is None:
             continue
         low, high = ranges[name]
-        if values.ndim != metadata["per_client"] or not ((low <= values) & (values <= high)).all():
+        shape = shapes.get(name, (data.num_clients,) if metadata["per_client"] else ())
+        if values.shape != shape or not ((low <= values) & (values <= high)).all():
             kind = "a number for each client" if metadata["per_client"] else "one number"
             raise ValueError(f"{name} must be {kind} from {low:g} to {high:g}, got {values.tolist()!r:.100}.")
+    codes = set() if data.corruption is None else set(np.unique(data.corruption).tolist())
+    if unknown := sorted(codes - {0, *CODES}):
+        raise ValueError(f"corruption must be codes of corruptions, got {unknown[0]}.")
+    for name in ("colour", "class_colour", "stroke", "corruption"):
+        if getattr(data, name) is not None:
+            check_pixels(name, data.inputs[:0])
 
 
 def _check_scale(data: FederatedData) -> None:

@@ -46,7 +46,7 @@ from jaxfl.client.part import train_part
 from jaxfl.clustering import distances
 from jaxfl.clustering.components import threshold_components
 from jaxfl.cohort import Cohort
-from jaxfl.data.clients import Batch, FederatedData, Split
+from jaxfl.data.clients import Batch, FederatedData, Split, view_fields
 from jaxfl.engine import over_owners
 from jaxfl.methods import base as contract
 from jaxfl.methods.base import Info, Method
@@ -359,7 +359,7 @@ def balanced_federation(key: Key, data: FederatedData, client: Array, counts: Ar
         size=jnp.broadcast_to(size.astype(numbers.dtype), numbers.shape),
         max_size=drawn.size,
     )
-    done = dict.fromkeys(("rotation", "tilt", "label_shift", "label_map", "mean", "std", "trigger"))
+    done = dict.fromkeys((*view_fields(data), "label_map", "mean", "std", "trigger"))
     return dataclasses.replace(data, inputs=batch.x, labels=batch.y, train=split, filled=0.0, **done)
 
 

@@ -248,7 +248,7 @@ def _render_examples(data: FederatedData, chosen: Sequence[tuple[int, int]]) -> 
     x = x[..., 0] if x.shape[-1] == 1 and x.ndim == 4 else x
     pixels = data.inputs.dtype == np.uint8
     low = 0.0 if pixels else x.min()
-    high = 255.0 if pixels and x.ndim == 4 else x.max()
+    high = float(data.white) if pixels and x.ndim == 4 else x.max()
     return np.clip((x - low) / max(high - low, 1e-9), 0, 1), [_label_text(data, one) for one in y]
 
 

@@ -81,7 +81,9 @@ def test_no_example_is_trained_on_and_tested_on(cut, official, tmp_path):
     for share in ({}, {"test_share": 0.3}):
         fed = data.load(name, data_dir=tmp_path / "own.npz", **options, **share)
         # An image and its negative are one example.
-        number = np.where(fed.inputs[:, 0, 0] == 0, 255 - fed.inputs[:, 1, 1], fed.inputs[:, 1, 1])
+        pixels = fed.inputs[..., 0] if fed.widened else fed.inputs
+        number = np.where(pixels[:, 0, 0] == 0, 255 - pixels[:, 1, 1], pixels[:, 1, 1])
+        number = number if fed.origin is None else number[fed.origin]  # of the row that is thickened or corrupted
         train, test = (
             set(np.concatenate([number[rows(split, client)] for client in range(fed.num_clients)]).tolist())
             for split in (fed.train, fed.test)

@@ -16,6 +16,7 @@ OPTIONS = {
     "dominant": {"num_clients": 4, "rows_per_client": 20},
     "hybrid": {"num_clients": 2},
     "mirrored": {"num_clients": 3},
+    "thickened": {"num_clients": 3},
     "missing": {"num_clients": 5},
     "downsampled": {"num_clients": 4},
     "permuted": {"num_clients": 4},
@@ -23,6 +24,7 @@ OPTIONS = {
     **{
         skew: {"num_clients": 4}
         for skew in ("iid", "quantity", "dirichlet", "shards", "pathological", "rotated", "shifted")
+        + ("coloured", "corrupted", "classwise")
     },
 }
 
@@ -49,10 +51,12 @@ def test_every_skew_has_its_case():
 @pytest.mark.parametrize("skew", OPTIONS)
 def test_the_official_test_set_is_for_all_and_no_row_is_set_aside(path, skew):
     fed = data.load(f"{skew}-npz", data_dir=path, test="central", **OPTIONS[skew])
+    origin = np.arange(len(fed.inputs)) if fed.origin is None else fed.origin  # corrupted rows are copies
     for client in range(fed.num_clients):
-        assert rows_of(fed.test, client).tolist() == list(range(COUNT, COUNT + TESTS))
-    assert len(fed.test.rows) == TESTS, "stored once"
-    trained = np.unique(fed.train.rows)
+        assert origin[rows_of(fed.test, client)].tolist() == list(range(COUNT, COUNT + TESTS))
+    views = {"corrupted": 4, "thickened": 3}
+    assert len(fed.test.rows) == TESTS * views.get(skew, 1), "stored once, of every view"
+    trained = np.unique(origin[fed.train.rows])
     assert trained.max() < COUNT and (len(trained) == COUNT or skew in ("dominant", "downsampled"))
     with pytest.raises(ValueError, match=mentions("test_share", "test=central", 0.3)):
         data.load(f"{skew}-npz", data_dir=path, test="central", test_share=0.3, **OPTIONS[skew])
@@ -68,6 +72,19 @@ def test_without_an_official_test_set_it_is_the_test_rows_of_all(name):
     assert central.validation.size.tolist() == own.validation.size.tolist()
     if own.rotation is not None:  # each client sees them as its own rows
         assert central.rotation.tolist() == own.rotation.tolist() and len(set(own.rotation.tolist())) > 1
+
+
+def test_a_saved_federation_is_tested_as_each_client_sees_all_rows(tmp_path):
+    fed = data.load("corrupted+dirichlet-digits", num_clients=8, max_rows=40)
+    data.stored.save(fed, tmp_path / "fed")
+    central = data.load("saved", data_dir=tmp_path / "fed", test="central")
+    assert central.corruption.tolist() == fed.corruption.tolist() and len(set(fed.corruption.tolist())) == 4
+    assert len(set(central.test.size.tolist())) == 1
+    for client in range(8):
+        rows, own = central.origin[rows_of(central.test, client)], fed.origin[rows_of(fed.test, client)]
+        place = np.searchsorted(rows, own)
+        shown = central.inputs[rows_of(central.test, client)][place]
+        np.testing.assert_array_equal(shown, fed.inputs[rows_of(fed.test, client)])
 
 
 def test_a_saved_federation_a_drift_and_a_run(tmp_path):

@@ -238,7 +238,7 @@ def full_federation():
     fed = conditions.attack(
         conditions.straggle(
             data.federate(
-                IMAGES,
+                np.concatenate([IMAGES, 255 - IMAGES[..., :1]], -1),
                 LABELS,
                 TRAIN,
                 [TEST[0], np.array([9, 1]), *TEST[2:]],
@@ -250,8 +250,8 @@ def full_federation():
                 causes={"labels": np.array([0, 1, 2, 3]), "rotation": np.array([0, 1, 0, 1])},
                 group=np.array([0, 1, 0, 1]),
                 held_out=np.array([False, True, False, False]),
-                mean=np.array([100.0, 20.0]),
-                std=np.array([50.0, 4.0]),
+                mean=np.array([100.0, 20.0, 50.0]),
+                std=np.array([50.0, 4.0, 10.0]),
                 check_repeats=False,  # a row is trained on by another client
             ),
             0.5,
@@ -262,9 +262,13 @@ def full_federation():
     flipped = np.array([False, True, False, True])
     apart = data.Split.pack([np.array([0]), np.array([], int), np.array([10, 6, 9]), np.array([2])])
     numbers, nobody = np.arange(4, dtype=np.int32), np.zeros(4, bool)
-    ranges = Ranges(numbers, numbers)
+    ranges, table = Ranges(numbers, numbers), np.zeros((4, 4), np.int32)
+    views = {"colour": numbers, "class_rotation": table, "class_colour": table}
+    views |= {"stroke": 0 * numbers, "corruption": 0 * numbers}
     return replace(
         fed,
+        **views,
+        origin=np.arange(len(IMAGES), dtype=np.int32),
         train=replace(fed.train, triggered=0 * numbers),
         test=replace(fed.test, flipped=flipped, triggered=0 * numbers),
         validation=replace(apart, flipped=flipped, triggered=0 * numbers),
@@ -274,6 +278,7 @@ def full_federation():
         drift=Drift(
             *(np.int32(5), numbers, 5.0 * numbers, numbers, numbers, nobody, nobody, ranges, ranges, ranges),
             causes={"labels": numbers},
+            **views,
         ),
     )
 

@@ -82,7 +82,11 @@ def data_lists(data_dir: str | None = None) -> "list[Table | str]":
     *before, last = (f"{name}+" for name in federations.SHIFTS)
     names = [
         "A data set is <skew>-<source>, as in rotated-mnist.",
-        f"{', '.join(before)} and {last} also go before another skew, as in rotated+pathological-mnist.",
+        *textwrap.wrap(
+            f"{', '.join(before)} and {last} also go before another skew, as in rotated+pathological-mnist.",
+            100,
+            break_on_hyphens=False,
+        ),
         "<skew>-tfds:<name> reads what tensorflow-datasets has prepared.",
         *textwrap.wrap(f"By their own name, a client for each maker: {', '.join(alone)}.", 100, break_on_hyphens=False),
         "jaxfl data NAME tells more about a source or a data set.",

@@ -584,6 +584,7 @@ def distinct_pairs(
     >>> [len(part) for part in distinct_pairs(data, np.zeros(8, int))]
     [4, 8]
     """
-    rows = np.stack([np.asarray(column)[ids] for column in (cluster, *data.per_client("test").values())], 1)
+    columns = [np.asarray(column)[ids] for column in (cluster, *data.per_client("test").values())]
+    rows = np.concatenate([column.reshape(len(column), -1) for column in columns], 1)
     _, first, inverse = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     return first, inverse.reshape(-1)

@@ -11,8 +11,9 @@ from numpy.typing import ArrayLike
 from jaxfl import engine, tree
 from jaxfl.client.passes import BLOCK_ROWS
 from jaxfl.cohort import Plan
+from jaxfl.data import images
 from jaxfl.data.arrays import plain_array
-from jaxfl.data.clients import Batch, FederatedData, Split, array_fields
+from jaxfl.data.clients import Batch, FederatedData, Split, view_fields
 from jaxfl.methods.base import Method
 from jaxfl.schema import check_type
 from jaxfl.simulation.evaluation.evaluate import evaluator
@@ -37,6 +38,8 @@ def predict(task: Task, model: Params, data: FederatedData, inputs: ArrayLike) -
         ValueError: they have another shape, or are floats where the federation has pixels or tokens.
     """
     rows, kind = plain_array("inputs", inputs), np.dtype(data.inputs.dtype)
+    if rows.shape[1:] == data.inputs.shape[1:] != data.input_shape:
+        rows = np.asarray(images.colour(rows, 0, data.white))  # grey, where clients see colours
     if rows.shape[1:] != data.input_shape or rows.ndim == 0:
         wanted = ", ".join(map(str, ("B", *data.input_shape)))
         raise ValueError(
@@ -69,11 +72,6 @@ def _plain_batch(data: FederatedData, rows: np.ndarray) -> Batch:
     unchanged = dict.fromkeys(view_fields(data))
     alone = dataclasses.replace(data, inputs=rows.astype(data.inputs.dtype), labels=labels, **unchanged)
     return alone.batch(Split.pack([np.arange(len(rows))]), jnp.int32(0), jnp.arange(len(rows)))
-
-
-def view_fields(data: FederatedData) -> list[str]:
-    """Returns the fields of the clients' shifts: rows of the pool are seen rotated or relabelled."""
-    return [name for name, about in array_fields(data) if about["seen"] and "." not in name]
 
 
 def evaluate_newcomers(
@@ -162,7 +160,7 @@ def with_newcomers(data: FederatedData, new: FederatedData) -> FederatedData:
 
     True groups, attackers and validation rows of newcomers are unknown; so all clients lose theirs.
     """
-    plain: dict[str, Any] = dict.fromkeys(("group", "attack", "validation", "drift", "absent"))
+    plain: dict[str, Any] = dict.fromkeys(("group", "attack", "validation", "drift", "absent", "origin"))
     plain |= {"causes": {}, "cause_names": ()}
     data, new = (dataclasses.replace(one, **plain) for one in (data, new))
     if data.label_map is not None or new.label_map is not None:  # one table for both
@@ -190,5 +188,7 @@ def with_newcomers(data: FederatedData, new: FederatedData) -> FederatedData:
             size=np.concatenate([one.size, other.size]),
             max_size=max(one.max_size, other.max_size),
         )
+    if data.inputs.shape[1:] != new.inputs.shape[1:]:  # one is grey, with colours on the device
+        data, new = (dataclasses.replace(one, inputs=images.colour(one.inputs, 0, one.white)) for one in (data, new))
     pools = {name: np.concatenate([getattr(data, name), getattr(new, name)]) for name in ("inputs", "labels")}
     return dataclasses.replace(data, **fields, **pools).in_programs()  # which counts the rows of both
