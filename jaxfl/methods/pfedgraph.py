@@ -131,10 +131,9 @@ def pfedgraph(
     local = optax.chain(turning, optimizer) if pulls else optimizer
     train = local_train(task, local, local_epochs=local_epochs, batch_size=batch_size)
 
-    def direction_of(model: Params) -> Params:
-        """Returns the model divided by its norm, which is that of the parameters that are trained."""
-        length = tree.norm(without_averages(averages_of(task), model))
-        return jax.tree.map(lambda leaf: leaf / jnp.where(length > 0, length, 1), model)
+    def length_of(model: Params) -> Array:
+        """Returns the norm of the parameters that are trained."""
+        return tree.norm(without_averages(averages_of(task), model))
 
     def init(key: Key, data: FederatedData) -> PFedGraphState:
         model, count = task.init(key_for(key, Stream.INIT)), data.num_clients
@@ -148,8 +147,9 @@ def pfedgraph(
         if stored:
             extra = {"direction": own.direction}
         elif pulls:
-            turned = (own.rows > 0).astype(jnp.float32)
-            extra = {"direction": jax.tree.map(lambda leaf: leaf * turned.astype(leaf.dtype), direction_of(own.model))}
+            length = length_of(own.model)
+            factor = jnp.where((own.rows > 0) & (length > 0), 1 / jnp.where(length > 0, length, 1), 0)
+            extra = {"direction": jax.tree.map(lambda leaf: leaf * factor.astype(leaf.dtype), own.model)}
         trained, loss = train(key_for(key, Stream.BATCHES, round, client), own.model, data, client, **extra)
         return (), own._replace(model=trained), loss, tree.is_finite(trained)
 
@@ -159,12 +159,13 @@ def pfedgraph(
         valid = cohort.mask & passed.finite & (size > 0)
         size = jnp.where(valid, size, 0)
         before = tree.take(state.own, cohort.ids)
-        sent = tree.take(passed.rows, cohort.ids).model  # [C, ...]
-        sent = tree.where(valid, sent, jax.tree.map(jnp.zeros_like, sent))
+        sent = tree.take(passed.rows, cohort.ids).model  # [C, ...], finite: rows of diverged clients stay
         changes = jax.tree.map(lambda leaf, start: leaf - start[None], sent, state.initial)
         graph = collaboration_graph(changes, size, valid, concentration, threshold, compared)
-        mixed = mix_rows(graph, sent)
-        direction = mix_rows(graph, jax.vmap(direction_of)(sent)) if stored else ()
+        mixed, direction = mix_rows(graph, sent), ()
+        if stored:  # of the models divided by their norms, which are the weights' here
+            lengths = jax.vmap(length_of)(sent)
+            direction = mix_rows(graph / jnp.where(lengths > 0, lengths, 1)[None], sent)
         found = Collaborator(mixed, direction, size)
         own = tree.put(passed.rows, jnp.where(valid, cohort.ids, data.num_clients), found)
 
