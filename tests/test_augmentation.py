@@ -111,7 +111,7 @@ def test_a_run_is_the_same_again_in_other_chunks_and_without_fast_forms(data):
         assert np.abs(first - without).max() > 1e-4
 
 
-@pytest.mark.rotating
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp", "mlp-batch-norm", "cnn", "textcnn"])
 @pytest.mark.parametrize("batch_size", [None, 8])
 def test_dense_layers_in_coordinates_and_running_averages_see_the_same_images(data, name, batch_size):
@@ -185,6 +185,7 @@ def test_parts_that_are_unknown(text, named):
         options.route("fedavg", "rotated-mnist", [f"augment={text}"])
 
 
+@pytest.mark.slow
 def test_data_of_other_pixels_share_no_program(tmp_path):
     settings = options.route("fedavg", "npz", ["augment=crop2", "model=logistic"])
     losses = []
