@@ -5,6 +5,10 @@ A skew or a shift that plants groups names its cause, and gives every client the
     rotation     rotated                                       p(x)
     labels       shifted, swapped, permuted, mirrored          p(y|x)
     classes      pathological, dominant                        p(y)
+    colour       coloured                                      p(x), as the next two
+    corruption   corrupted
+    stroke       thickened
+    classwise    classwise                                     p(x|y)
     domain       hybrid
     makers       writers, of makers in known groups
 

@@ -24,7 +24,7 @@ from jax.core import Tracer
 
 from jaxfl import tree
 from jaxfl.data import labels as kinds
-from jaxfl.data import views
+from jaxfl.data import seen_images
 from jaxfl.data.casts import to_integers
 from jaxfl.data.partition.parts import check_numbers
 from jaxfl.typing import AnyArray, Array
@@ -260,7 +260,7 @@ class FederatedData:
         nearest: whether tilted images have the nearest pixels instead of interpolated ones.
         white: pixel of full brightness, of colours and corruptions.
         noise_seed: seed of the noise of corruptions.
-        widened: whether copies have given the pool, which is grey, three channels.
+        widened: number of axes of a grey pool before copies gave it three channels; 0 if they did not.
     """
 
     inputs: AnyArray = struct.field(metadata=SHARED)
@@ -301,7 +301,7 @@ class FederatedData:
     nearest: bool = struct.field(pytree_node=False, default=False)
     white: int = struct.field(pytree_node=False, default=255)
     noise_seed: int = struct.field(pytree_node=False, default=0)
-    widened: bool = struct.field(pytree_node=False, default=False)
+    widened: int = struct.field(pytree_node=False, default=0)
 
     def __repr__(self) -> str:
         """Returns one line of text without the examples."""
@@ -331,7 +331,7 @@ class FederatedData:
     def input_shape(self) -> tuple[int, ...]:
         """Returns the shape of one example, as clients see it."""
         shape = self.inputs.shape[1:]
-        return (*shape[:2], 3) if views.is_coloured(self) else shape
+        return (*shape[:2], 3) if seen_images.is_coloured(self) else shape
 
     def at(self, round: int | Array) -> "FederatedData":
         """Returns the federation in a round, without `drift`; the federation itself if it does not drift; traceable.
@@ -377,7 +377,7 @@ class FederatedData:
         rows = split.rows if len(split.rows) else jnp.zeros(1, jnp.int32)  # an empty split: padding only
         row = rows[split.start[client] + jnp.where(mask, positions, 0)]
         x, y = self.inputs[row], self.labels[row]
-        x = views.as_seen(self, x, y, client)
+        x = seen_images.as_seen(self, x, y, client)
         marked = None
         if self.trigger is not None and split.triggered is not None:
             every = split.triggered[client]

@@ -4,8 +4,8 @@
 permutation of all training images, and all clients have one test set. `colour_images`, `corrupt_images`,
 `redraw_images` and `transform_classes` shift the clients of an existing federation of any skew, as `rotate` does.
 
-Colours, inversions and forms by class are applied to a batch on the device (`jaxfl.data.views`); other strokes and
-corruptions are copies of rows that are computed once (`jaxfl.data.copies`). Images are pixels of uint8.
+Colours, inversions and forms by class are applied to a batch on the device (`jaxfl.data.seen_images`); other strokes
+and corruptions are copies of rows that are computed once (`jaxfl.data.copies`). Images are pixels of uint8.
 """
 
 import dataclasses
@@ -274,7 +274,7 @@ def classwise(
         source, "classwise", names, num_clients, rows_per_client, test_share, seed, cause=cause, stream=STREAM
     )
     number = _drawn_patterns(num_clients, patterns, chosen, seed) if each_client else np.asarray(data.group)[:, None]
-    return _add_class_views(data, of, chosen, number)
+    return _add_class_shifts(data, of, chosen, number)
 
 
 @checked
@@ -312,7 +312,7 @@ def transform_classes(
         names = _class_pattern_names(of, patterns, chosen, data.class_names)
         data, choice = cross_groups(data, "classwise", names, seed, cause="classwise")
         number = choice[:, None]
-    return _add_class_views(data, of, chosen, number)
+    return _add_class_shifts(data, of, chosen, number)
 
 
 def _words_of(argument: str, words: Words, known: Sequence[str]) -> list[str]:
@@ -411,7 +411,7 @@ def _add_corruptions(
     return with_copies(dataclasses.replace(data, corruption=coded, noise_seed=seed, white=_white(data)))
 
 
-def _add_class_views(data: FederatedData, of: str, chosen: np.ndarray, number: np.ndarray) -> FederatedData:
+def _add_class_shifts(data: FederatedData, of: str, chosen: np.ndarray, number: np.ndarray) -> FederatedData:
     """Returns the federation with a rotation or colour of some classes, by the number of it `[N, 1 or classes]`."""
     table = np.zeros((data.num_clients, data.num_classes), np.int32)
     table[:, chosen] = number

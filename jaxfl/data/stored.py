@@ -47,7 +47,7 @@ MAPPED = (
 PLAIN = ("num_classes", "name", "group_names", "class_names")  # fields that are not arrays
 NAMES = "client_names"  # in the header only if there are names
 # fields in the header only if they are not these
-USUAL_FIELDS = {"fitted": False, "nearest": False, "widened": False, "white": 255, "noise_seed": 0}
+USUAL_FIELDS = {"fitted": False, "nearest": False, "widened": 0, "white": 255, "noise_seed": 0}
 TRIGGER = "trigger"  # its size, in the header only if there is one
 CAUSES = "causes"  # names of the patterns of each cause, in the header only if there are causes
 ARRAY_TYPES = {  # types of the arrays that always have the same type

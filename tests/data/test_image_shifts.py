@@ -207,11 +207,16 @@ def test_nobody_trains_on_an_image_that_somebody_validates_or_tests_on(shape):
     assert not train & test and not train & validation and validation
 
 
-@pytest.mark.parametrize("shift", [None, "coloured", "classwise"])
-def test_what_is_saved_comes_back(tmp_path, shift):
-    fed = data.corrupted(source(), num_clients=4, rows_per_client=10)
+@pytest.mark.parametrize(
+    ("shift", "shape"), [(None, (8, 8)), ("coloured", (8, 8)), ("coloured", (8, 8, 1)), ("classwise", (8, 8))]
+)
+def test_what_is_saved_comes_back(tmp_path, shift, shape):
+    made = source(shape=shape)
+    fed = data.corrupted(made, num_clients=4, rows_per_client=10)
     if shift is not None:  # with colours, copies give the pool three channels
         fed = data.SHIFTS[shift](fed, seed=1)
+    assert fed.inputs.shape[1:] == ((8, 8, 3) if shift == "coloured" else shape)
+    np.testing.assert_array_equal(without_copies(fed).inputs, made.pool[0])
     stored.save(fed, tmp_path / "a")
     again = stored.load(tmp_path / "a")
     assert jax.tree.structure(again) == jax.tree.structure(fed)

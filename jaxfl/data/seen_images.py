@@ -1,9 +1,9 @@
 """Images as their clients see them: turned and coloured, for all classes or for some, and inverted; traceable.
 
-The pool has each image once, and the views of a batch are computed on the device. The order is that in which a picture
+The pool has each image once, and the shifts of a batch are computed on the device. The order is that in which a picture
 comes about: a class's own rotation, the client's rotation, the width of strokes, a class's colour, the client's colour,
 and a corruption. Strokes and corruptions are computed on the host (`jaxfl.data.copies`): clients with one of them have
-rows whose pixels have all views already, of which nothing is left to do here.
+rows whose pixels have all shifts already, of which nothing is left to do here.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ def as_seen(data: Any, x: Any, y: Any, client: Any) -> Array:
 
 
 def turned_images(data: Any, x: Any, y: Any, client: Any) -> Array:
-    """Returns images with the first views: the rotation of their class, and that of the client."""
+    """Returns images with the first shifts: the rotation of their class, and that of the client."""
     if data.class_rotation is not None:
         x = images.rotate_each(x, _unless_copied(data, client, data.class_rotation[client][y]))
     if data.rotation is not None:
@@ -40,7 +40,7 @@ def turned_images(data: Any, x: Any, y: Any, client: Any) -> Array:
 
 
 def coloured_images(data: Any, x: Any, y: Any, client: Any) -> Array:
-    """Returns images with the last views: the colour of their class, that of the client, and the inversion."""
+    """Returns images with the last shifts: the colour of their class, that of the client, and the inversion."""
     if data.class_colour is not None:
         x = images.colour(x, _unless_copied(data, client, data.class_colour[client][y]), data.white)
     if data.colour is not None:
@@ -52,7 +52,7 @@ def coloured_images(data: Any, x: Any, y: Any, client: Any) -> Array:
 
 
 def _unless_copied(data: Any, client: Any, value: Any) -> Any:
-    """Returns a view's number, or 0 if the pixels of the client's rows have it already."""
+    """Returns a shift's number, or 0 if the pixels of the client's rows have it already."""
     copied = False
     for codes in (data.stroke, data.corruption):
         copied = copied if codes is None else copied | (codes[client] > 0)
