@@ -51,8 +51,11 @@ def state() -> str:
         )
     text += "".join(f" `{name}` takes no part: {why}." for name, why in rows.ABSENT.items() if name in METHODS)
     for on in FEDERATIONS:
-        absent = rows.ABSENT_FROM.get(on.name, {}).items()
-        text += "".join(f" `{name}` takes none in {on.title}: {why}." for name, why in absent)
+        reasons: dict[str, list[str]] = {}
+        for name, why in rows.ABSENT_FROM.get(on.name, {}).items():
+            reasons.setdefault(why, []).append(f"`{name}`")
+        phrases = [f"{', '.join(names)} ({why})" for why, names in reasons.items()]
+        text += f" Without {on.title}: {'; '.join(phrases)}." if phrases else ""
     return f"{text} Methods that are missing: {', '.join(lacking)}." if lacking else text
 
 

@@ -134,16 +134,16 @@ ROWS = (
     Row("fednova"),
 )
 ABSENT = {"fedbn": "no network here has layers of normalisation"}  # who takes no part, and why
-HEADS = "it needs the features of classes, and here are none"
+HEADS = "features of classes, which these data do not have"
 WITHOUT_CLASSES = {
     **dict.fromkeys(("fedpac", "fedccfa", "fedrod", "feddbe", "fedproto", "knnper", "flux"), HEADS),
-    "fedrc": "it counts rows by class, and here are no classes",
+    "fedrc": "rows counted by class, and here are no classes",
 }
 ABSENT_FROM = {
     "fortunes": {
         **WITHOUT_CLASSES,
-        "fesem_ma": "it matches the neurons of a chain of layers, which an LSTM is not",
-        "pacfl": "it compares inputs that are numbers, and these are characters",
+        "fesem_ma": "neurons matched in a chain of layers, which an LSTM is not",
+        "pacfl": "inputs compared as numbers, and these are characters",
     },
     "ratings": WITHOUT_CLASSES,
 }
