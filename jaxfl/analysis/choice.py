@@ -286,6 +286,7 @@ def _sample_federation(data: FederatedData, ids: np.ndarray, validation: float |
         # indexed before conversion: nothing else of the pool is read
         inputs=np.asarray(data.inputs[pool]),
         labels=np.asarray(data.labels[pool]),
+        origin=None,  # of rows of the whole pool
         train=train,
         test=test,
         validation=None,

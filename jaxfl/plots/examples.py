@@ -233,7 +233,7 @@ def _render_examples(data: FederatedData, chosen: Sequence[tuple[int, int]]) -> 
         np.arange(len(rows), dtype=np.int32), start.astype(np.int32), size.astype(np.int32), int(size.max()), flipped
     )
     small = dataclasses.replace(
-        data, inputs=data.inputs[rows[order]], labels=data.labels[rows[order]], train=split, test=split
+        data, inputs=data.inputs[rows[order]], labels=data.labels[rows[order]], origin=None, train=split, test=split
     )
     places = np.empty(len(rows), np.int32)
     places[order] = np.arange(len(rows)) - start[clients[order]]
