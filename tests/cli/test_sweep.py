@@ -326,17 +326,25 @@ def test_a_setting_that_is_refused_takes_no_other_with_it(tmp_path, capsys, empt
         ("history.jsonl", b""),
         ("clusters.jsonl", b"{}\n"),
         (".jaxfl", b"["),
+        (".jaxfl.lock", None),
+        ("clients.csv", None),
     ],
 )
 def test_a_damaged_folder_takes_no_other_run_with_it(name, content, tmp_path, capsys, empty_pictures):
     """Not that of the same setting, nor of another one, and not in a comparison that names the folder."""
     assert sweep("fedavg", *DIGITS, "--out", tmp_path) == 0
     cell = tmp_path / "fedavg" / "seed-0"
-    (cell / name).write_bytes(content)
+    if content is None:  # a link to a file of something else
+        (tmp_path / "mine.txt").write_text("mine")
+        (cell / name).unlink(missing_ok=True)
+        (cell / name).symlink_to(tmp_path / "mine.txt")
+    else:
+        (cell / name).write_bytes(content)
     capsys.readouterr()
     assert sweep("fedavg,fedprox", *DIGITS, "--out", tmp_path, "--seeds", "0,1") == 1
     said = " ".join(capsys.readouterr().err.split())
-    assert re.search(mentions("fedavg/seed-0: error: ", str(cell / name)), said)
+    assert re.search(mentions("fedavg/seed-0: error: ", str(cell), name), said)
+    assert content is not None or (tmp_path / "mine.txt").read_text() == "mine"
     assert len(list(tmp_path.glob("*/seed-*/summary.json"))) == 4
     if name == "config.json":
         (tmp_path / "begun").mkdir()

@@ -405,10 +405,11 @@ class RunDirectory:
         """Checks that the files of a run are none, or can be read.
 
         Raises:
-            ValueError: one is damaged, or the history lacks records; the message names it.
+            ValueError: one is damaged, or no file, or the history lacks records; the message names it.
             OSError: one cannot be opened.
         """
-        own_names(self.path)
+        for name in (LOCK, *(own_names(self.path) or ())):
+            check_is_file(self.path / name, self.argument)
         self.config()
         self.summary()
         with warnings.catch_warnings():
