@@ -59,7 +59,12 @@ def test_the_quick_start_is_forty_clients_of_eighty_rows():
     assert fed.train.size.tolist() == [80] * 40 and fed.group_names == ("0°", "90°", "180°", "270°")
 
 
-CUTS = [f"{before}{skew}" for skew in data.SKEWS for before in ("", *(f"{s}+" for s in data.SHIFTS if s != skew))]
+# Each skew, and in turn what is shifted before it.
+CUTS = [
+    pytest.param(f"{before}{skew}", marks=[pytest.mark.rotating("cut")] if before else [])
+    for skew in data.SKEWS
+    for before in ("", *(f"{shift}+" for shift in data.SHIFTS if shift != skew))
+]
 
 
 @pytest.mark.filterwarnings("ignore:.* does not use the")
