@@ -74,6 +74,11 @@ def pytest_configure(config):
         "slow; with the name of an argument, cases that have the same value of it run together; with 'function', for "
         "a file, its functions are the cases, but for those that have a mark of their own",
     )
+    config.addinivalue_line(
+        "markers",
+        "quick: compiled with few optimisations, which takes a third less: for what every method is asked, and is "
+        "read from runs of it side by side",
+    )
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_numpy_rank_promotion", "raise")
     # The first example compiles, so no deadline; derandomised, so that a red run is red again.
@@ -100,7 +105,7 @@ def _count(event, seconds, **_):
 
 
 # Commands, messages, files, pages, examples and pictures are the same but for rounding, and are compiled quickly. All
-# else, and each test of a method's numbers, is compiled as users compile.
+# else, and each test of a method's numbers, is compiled as users compile, but for the tests that are marked `quick`.
 _QUICK = {"bench", "cli", "data", "docs", "experiments", "jobs", "plots", "settings"}
 
 # Single tests that take up to a minute: last, one worker would wait for the other.
@@ -149,7 +154,7 @@ def turn(week, name, period=PERIOD):
 
 
 def _quick(item):
-    if isinstance(item, pytest.DoctestItem):
+    if isinstance(item, pytest.DoctestItem) or item.get_closest_marker("quick"):
         return True
     return item.path.is_relative_to(_TESTS) and item.path.relative_to(_TESTS).parts[0] in _QUICK
 
@@ -168,12 +173,12 @@ _KEPT = 180  # large programs, from one file of tests to the next: each takes a 
 def pytest_runtest_teardown(item, nextitem):
     """Forgets the programs behind a file where there are many: a worker would grow to gigabytes, and slower with them.
 
-    And where the next file is compiled otherwise, which JAX would not see.
+    And where the next test is compiled otherwise, which JAX would not see.
     """
     import jax
 
     global _PROGRAMS
-    if nextitem is None or nextitem.path == item.path:
+    if nextitem is None or (nextitem.path == item.path and _quick(nextitem) == _quick(item)):
         return
     if _PROGRAMS > _KEPT or _quick(nextitem) != _quick(item):
         jax.clear_caches()

@@ -15,7 +15,7 @@ from jaxfl.methods import METHODS
 from jaxfl.testing.compare import assert_close, assert_finite, leaves
 from jaxfl.testing.small import COHORT, federation, linear_task
 
-pytestmark = pytest.mark.rotating("function", weeks=6)
+pytestmark = [pytest.mark.rotating("function", weeks=6), pytest.mark.quick]
 
 EPOCHS, RATE = 2, 0.3  # of those who are not late
 TASK = linear_task()

@@ -55,6 +55,7 @@ def scaled(name):
     return jax.jit(method.init), jax.jit(round), method
 
 
+@pytest.mark.quick
 @pytest.mark.rotating(weeks=24)
 @pytest.mark.parametrize("name", WIRED)
 def test_the_wire_has_the_update_of_every_method(name, key):
