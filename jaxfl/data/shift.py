@@ -13,6 +13,7 @@ to a batch on the device: four rotations of MNIST need the memory of one.
 import dataclasses
 import math
 import numbers
+import warnings
 from collections.abc import Sequence
 from typing import Literal
 
@@ -413,6 +414,12 @@ def cross_groups(
         clients = np.flatnonzero(group == index)
         # In turns, so that the numbers of clients differ by at most one, and the first shifts have the larger numbers.
         choice[host_rng(seed, "crossed", skew, int(index)).permutation(clients)] = np.arange(len(clients)) % len(names)
+    if unused := [name for number, name in enumerate(names) if number not in choice]:
+        warnings.warn(
+            f"no client of {skew}+{data.name} has {', '.join(unused)}: its {len(np.unique(group))} groups have "
+            f"at most {np.bincount(group).max()} clients each; use more clients.",
+            stacklevel=3,
+        )
     data = causes.declared(data, cause, choice, names)
     crossed, group_names = causes.product(group, causes.group_labels(data), choice, names)
     return dataclasses.replace(data, group=crossed, group_names=group_names, name=f"{skew}+{data.name}"), choice

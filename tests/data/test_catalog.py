@@ -10,6 +10,9 @@ from jaxfl import data
 from jaxfl.data import catalog, skews
 from tests.messages import mentions
 
+# products of few clients, in which some shifts have none
+pytestmark = pytest.mark.filterwarnings("ignore:no client of")
+
 FILES = pathlib.Path(__file__).parents[3] / "shared" / "data"
 needs_mnist = pytest.mark.skipif(not (FILES / "mnist").is_dir(), reason="needs MNIST in ../shared/data/mnist")
 EMBEDDED = [name for name, row in data.DATASETS.items() if not row.needs_files]

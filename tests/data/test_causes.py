@@ -15,6 +15,9 @@ from jaxfl.simulation.evaluation.metrics import cluster_scores
 from jaxfl.simulation.records.identity import data_identity
 from tests.messages import mentions
 
+# products of few clients, in which some shifts have none
+pytestmark = pytest.mark.filterwarnings("ignore:no client of")
+
 
 def partition(*numbers):
     """The partition of clients by pairs of numbers, as sets."""

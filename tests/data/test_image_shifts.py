@@ -18,6 +18,9 @@ from jaxfl.data.windows import Windows
 from tests.messages import mentions
 from tests.problems import batch_of
 
+# products of few clients, in which some shifts have none
+pytestmark = pytest.mark.filterwarnings("ignore:no client of")
+
 RNG = np.random.Generator(np.random.PCG64(6))
 
 

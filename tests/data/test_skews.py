@@ -14,6 +14,9 @@ from jaxfl.data import catalog, natural, skews
 from jaxfl.data.sources import domains
 from tests.messages import mentions
 
+# products of few clients, in which some shifts have none
+pytestmark = pytest.mark.filterwarnings("ignore:no client of")
+
 
 def source(rows=80, test_rows=0, name="made", offset=0.0, num_classes=4):
     """Images whose pixels name their row."""
@@ -311,3 +314,10 @@ def test_a_negative_of_brighter_test_images_is_dark():
     test = np.full((3, 8, 8), 200, source.inputs.dtype)
     turned = domains.negative(replace(source, test_inputs=test, test_labels=np.zeros(3, int)))
     assert turned.test_inputs.max() == 0 and turned.inputs.min() == 200 - source.inputs.max()
+
+
+def test_a_shift_that_no_client_has_is_told():
+    """Four groups of one client each get the first shift, and there are four."""
+    with pytest.warns(UserWarning, match=mentions("corrupted+coloured-digits", "contrast 3")):
+        fed = data.load("corrupted+coloured-digits", num_clients=4, rows_per_client=20)
+    assert fed.group.tolist() == [0, 1, 2, 3]
