@@ -29,7 +29,7 @@ FLOORS = (
     ("wire",),
     ("simulation",),
     ("settings",),
-    ("analysis", "bench", "testing"),
+    ("analysis", "bench", "protocols", "testing"),
     ("plots",),
     ("jobs",),
     ("public",),

@@ -512,6 +512,73 @@ def data_command(
         show_data(request, stdout(), stderr())
 
 
+@app.command("protocol", cls=SettingsCommand)
+def protocol_command(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="Name of a protocol, the path of a record of your own (FILE.toml), or [bold]list[/].",
+            metavar="NAME|list",
+            autocompletion=completion.complete_protocol,
+        ),
+    ] = "list",
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="Methods to run, such as [bold]fedavg,ifca[/] or [bold]FILE.py:FACTORY[/]; without it the protocol is "
+            "told.",
+            metavar="METHOD,...",
+            autocompletion=completion.complete_method_list,
+        ),
+    ] = None,
+    items: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Option of a method's own, such as [bold]threshold=0.6[/] or [bold]ifca.num_clusters=8[/]; all others "
+            "are fixed. Can be repeated.",
+            metavar="KEY=VALUE",
+        ),
+    ] = None,
+    reduced: Annotated[
+        bool, typer.Option("--reduced", help="The form for a CPU, which has a name and digest of its own.")
+    ] = False,
+    digest: Annotated[
+        bool, typer.Option("--digest", help="Print the digest of each seed's federation, and train nothing.")
+    ] = False,
+    data_dir: DataDir = None,
+    seeds: Annotated[
+        str | None, typer.Option("--seeds", "--seed", help="Seeds. Default the protocol's.", metavar=SEEDS)
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the runs. Default runs/NAME.", metavar="DIR")] = None,
+    time_limit: Annotated[
+        str | None,
+        typer.Option(
+            help="Stop after this time; the exit status is then 75, and the same command continues.",
+            metavar="30m|2h|90s",
+        ),
+    ] = None,
+    jobs: ProcessCount = "auto",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """List the protocols of publications, tell one, or run methods by it beside the published numbers.
+
+    Example: [bold]jaxfl protocol cflgp-mnist4 --method ifca --data-dir DIR[/]. Data, split, network, optimiser, rounds,
+    seeds and score are the publication's. The same command continues after an interruption.
+    """
+    if method is not None:
+        streams.results_are_in_files()
+    with reported_errors():
+        from jaxfl.cli.protocol import ProtocolRequest, show_protocol
+
+        given = {"seeds": seeds, "data_dir": data_dir, "out": out, "jobs": jobs, "time_limit": time_limit}
+        flags = {"reduced": reduced, "digest": digest, "as_json": as_json, "quiet": quiet}
+        status = show_protocol(ProtocolRequest(name, method, tuple(items or ()), **given, **flags))
+    if status:
+        raise typer.Exit(status)
+
+
 @app.command("check", cls=SettingsCommand)
 def check_command(
     method: MethodName,

@@ -39,6 +39,13 @@ def complete_data(incomplete: str) -> list[str]:
     return [name for name in dataset_names() if name.startswith(incomplete)]
 
 
+def complete_protocol(incomplete: str) -> list[str]:
+    """Returns the protocols whose names begin with a word, and the word `list`."""
+    from jaxfl import protocols
+
+    return [name for name in ["list", *protocols.names()] if name.startswith(incomplete)]
+
+
 def complete_data_or_source(incomplete: str) -> list[str]:
     """Returns the data sets and sources whose names begin with a word."""
     from jaxfl.data import sources

@@ -15,7 +15,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from jaxfl.data import conditions, conventions, divide, image_shifts, leaks, natural, shift, skews, sources, stored
+from jaxfl.data import (
+    conditions,
+    conventions,
+    divide,
+    image_shifts,
+    leaks,
+    natural,
+    official,
+    shift,
+    skews,
+    sources,
+    stored,
+)
 from jaxfl.data.causes import with_truth
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.copies import postponed_copies, with_copies
@@ -133,6 +145,8 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     "table": SMALL,
     "folder": SMALL,
 }
+# Not a skew, whose law any source and seed may have: a code's own rows, `official-<source>`.
+OFFICIAL, OFFICIAL_LINE = "official", "clients have the very rows of an official code, which is named by code="
 PoolChoice = Literal["train", "all"]
 # The other domain of `hybrid`, a source or "negative".
 OTHERS = {"mnist": "fashion-mnist", "fashion-mnist": "mnist"}  # StoCFL
@@ -166,7 +180,8 @@ class Dataset(NamedTuple):
 def _dataset(skew: str, source: str, shifts: tuple[str, ...] = ()) -> Dataset:
     """Returns the entry of one skew, with shifts, and one source."""
     origin = sources.entry(source)
-    words = "; ".join([SKEWS[skew][1], *(SKEWS[shifted][1] for shifted in shifts)])
+    line = OFFICIAL_LINE if skew == OFFICIAL else SKEWS[skew][1]
+    words = "; ".join([line, *(SKEWS[shifted][1] for shifted in shifts)])
     usual = USUAL if source in sources.SOURCES and origin.find else SMALL  # an installed or embedded one may be small
     return Dataset(
         name=f"{'+'.join([*shifts, skew])}-{source}",
@@ -176,7 +191,7 @@ def _dataset(skew: str, source: str, shifts: tuple[str, ...] = ()) -> Dataset:
         shifts=shifts,
         num_classes=origin.num_classes,
         needs_files=origin.find is not None,
-        defaults=DEFAULTS.get(source, usual).get(skew, {"num_clients": 100}),
+        defaults={} if skew == OFFICIAL else DEFAULTS.get(source, usual).get(skew, {"num_clients": 100}),
         model=origin.model,
     )
 
@@ -210,7 +225,8 @@ def dataset(name: str) -> Dataset:
 
     Args:
         name: name in `DATASETS`; or with shifts, `rotated+<skew>-<source>`; or `<skew>-tfds:<name>`, for a data set
-            prepared by tensorflow-datasets; or `saved`, for a saved federation.
+            prepared by tensorflow-datasets; or `official-<source>`, for the rows of an official code; or `saved`, for
+            a saved federation.
 
     Raises:
         ValueError: there is no such data set; the message names the most similar name, and all skews and sources.
@@ -225,6 +241,8 @@ def dataset(name: str) -> Dataset:
     skew, _, source = name.partition("-")
     *shifts, skew = skew.split("+")
     known = source in sources.names() or (source.startswith("tfds:") and len(source) > len("tfds:"))
+    if known and skew == OFFICIAL and not shifts and sources.entry(source).num_classes:
+        return _dataset(OFFICIAL, source)
     distinct = len({*shifts, skew}) == len(shifts) + 1
     if known and skew in _source_skews(source) and distinct and all(shift in SHIFTS for shift in shifts):
         return _dataset(skew, source, tuple(shifts))
@@ -239,7 +257,8 @@ def dataset(name: str) -> Dataset:
         f"unknown data {quoted(name)}{did_you_mean(name, DATASETS)} A name is <skew>-<source>. "
         f"Skews: {', '.join(SKEWS)}, and before another skew {' or '.join(f'{shift}+' for shift in SHIFTS)}. Sources: "
         f"{', '.join(sources.names())}, or tfds:<name> for a data set prepared by tensorflow-datasets. "
-        f"By their own name: {', '.join(alone)}, and saved for a federation that jaxfl data NAME --save DIR wrote."
+        f"By their own name: {', '.join(alone)}, and saved for a federation that jaxfl data NAME --save DIR wrote; "
+        "official-<source> has the rows of an official code."
     )
 
 
@@ -259,7 +278,7 @@ def known_options(name: str) -> dict[str, Option]:
     if row.skew == "hybrid":
         line = 'the second domain: a source, or "negative"'
         merged["other"] = Option("other", OTHERS.get(row.source, "negative"), str, line, "catalog")
-    if row is not SAVED:
+    if row is not SAVED and row.skew != OFFICIAL:
         line = "examples that the skew divides: the training set, or the official test set with it"
         merged["pool"] = Option("pool", "train", PoolChoice, line, "catalog")
     if row.shifts or row is SAVED:
@@ -277,7 +296,14 @@ def known_options(name: str) -> dict[str, Option]:
 
 def _part_builders(row: Dataset) -> dict[str, Callable[..., Any]]:
     """Returns the builder of a data set's skew, and its shifts by name; none of a saved federation."""
-    return {} if row is SAVED else {"skew": SKEWS[row.skew][0], **{shift: SHIFTS[shift] for shift in row.shifts}}
+    if row is SAVED:
+        return {}
+    return {"skew": _skew_builder(row), **{shift: SHIFTS[shift] for shift in row.shifts}}
+
+
+def _skew_builder(row: Dataset) -> Callable[..., FederatedData]:
+    """Returns the builder of a data set's skew, or of the rows of official codes."""
+    return official.official if row.skew == OFFICIAL else SKEWS[row.skew][0]
 
 
 def options(name: str) -> dict[str, Any]:
@@ -345,7 +371,7 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
         data = stored.load(data_dir)
     else:
         source = sources.load(row.source, data_dir, **options_for("source"))
-        source = _choose_pool(source, chosen["pool"], row.skew)
+        source = _choose_pool(source, chosen.get("pool", "train"), row.skew)
         if row.skew == "hybrid":
             source = _with_domains(source, chosen["other"], known["other"].default, data_dir, chosen["pool"])
         if chosen["test"] is not None and source.test_labels is not None:
@@ -356,7 +382,7 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
                 )
             source = dataclasses.replace(source, central=True)
         with postponed_copies():
-            data = SKEWS[row.skew][0](source, seed=seed, **options_for("skew"))
+            data = _skew_builder(row)(source, seed=seed, **options_for("skew"))
         if sources.entry(row.source).user_files is not None:
             leaks.warn_repeated_rows(data)
             if data.num_classes > 1 or data.kind == "regression":  # of one class `federate` warns

@@ -38,7 +38,7 @@ COMMANDS = sorted(
         line
         for name in WRITTEN
         for line in re.findall(
-            r"^jaxfl (?:run|sweep|compare|check|data|methods|plan|reproduce|report|bench)\b.*$",
+            r"^jaxfl (?:run|sweep|compare|check|data|methods|plan|reproduce|report|bench|protocol)\b.*$",
             _read(name),
             re.MULTILINE,
         )
