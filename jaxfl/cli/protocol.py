@@ -33,7 +33,7 @@ BASELINE = "fedavg"  # the method whose settings load the federation
 
 
 class ProtocolRequest(NamedTuple):
-    """What a call of `jaxfl protocol` asks for.
+    """A call of `jaxfl protocol`.
 
     Attributes:
         name: of a protocol, or the path of a TOML file.
@@ -85,7 +85,7 @@ def show_protocol(request: ProtocolRequest) -> int:
     if request.methods is not None:
         return _run(protocol, request)
     if request.as_json:
-        print(json.dumps(_plain(protocol), indent=2))
+        print(json.dumps(_json_record(protocol), indent=2))
     else:
         _tell(protocol, request)
     return 0
@@ -100,7 +100,7 @@ def _list_protocols(data_dir: str | None, *, as_json: bool) -> None:
     """Prints a table of all protocols, or JSON."""
     records = [protocols.read(name) for name in protocols.names()]
     if as_json:
-        print(json.dumps([_plain(record) for record in records], indent=2))
+        print(json.dumps([_json_record(record) for record in records], indent=2))
         return
     rows = []
     for record in records:
@@ -126,7 +126,7 @@ def _core_hours(protocol: Protocol) -> float:
     return protocol.teraflop * 1e12 / PER_CORE / 3600
 
 
-def _plain(protocol: Protocol) -> dict[str, Any]:
+def _json_record(protocol: Protocol) -> dict[str, Any]:
     """Returns a record in JSON's types."""
     plain = protocol._asdict() | {"published": [row._asdict() for row in protocol.published]}
     plain.pop("content")

@@ -22,7 +22,7 @@ from jaxfl.data.partition.exact import COMPARATIVE_SWAPS, ExactSplit
 from jaxfl.data.sources import Source
 from jaxfl.schema import check_literal, checked
 
-Code = Literal[
+OfficialCode = Literal[
     "comparative-concept-features",
     "comparative-concept-labels",
     "comparative-feature-skew",
@@ -39,7 +39,7 @@ Code = Literal[
 
 
 class OfficialRule(NamedTuple):
-    """How one official code divides and prepares examples.
+    """The division and preparation of examples by one official code.
 
     Attributes:
         split: `(source, number of clients, concentration, seed) -> rows of the clients`.
@@ -60,7 +60,7 @@ class OfficialRule(NamedTuple):
 
 @checked
 def official(
-    source: Source, *, code: Code, num_clients: int | None = None, alpha: float | None = None, seed: int = 0
+    source: Source, *, code: OfficialCode, num_clients: int | None = None, alpha: float | None = None, seed: int = 0
 ) -> FederatedData:
     """Returns the federation of an official code, row by row, from the official training and test examples.
 
@@ -78,7 +78,7 @@ def official(
     Raises:
         ValueError: the code is unknown or draws no shares, or the examples cannot be divided so.
     """
-    check_literal("code", code, Code)
+    check_literal("code", code, OfficialCode)
     check_classes("official", source.labels)
     rule = RULES[code]
     if alpha is not None and rule.alpha is None:
@@ -220,4 +220,4 @@ RULES: dict[str, OfficialRule] = {
         scale=(127.5, 127.5),
     ),
 }
-assert set(RULES) == set(get_args(Code))
+assert set(RULES) == set(get_args(OfficialCode))

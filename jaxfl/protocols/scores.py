@@ -1,4 +1,4 @@
-"""Scores of publications, from the records of a run's history.
+"""Scores of publications, from the records of a history.
 
 | score | meaning | who |
 |---|---|---|
