@@ -140,6 +140,8 @@ METRIC_COLUMNS = {
     "tuned": "finetuned_micro_{}",
     "unseen": "unseen_micro_{}",
     "worst 10 %": "worst_decile_{}",
+    "area": "area_micro_{}",  # of data that drift, as the next
+    "return gain": "return_gain_micro_{}",
 }
 # entry, digits
 SUMMARY_COLUMNS = {
@@ -164,6 +166,7 @@ COLUMN_NAMES = {
     "smallest sum": "smallest_sum",
     "MB up": "bytes_up",
     "worst 10 %": "worst",
+    "return gain": "return_gain",
     "s a round": "seconds",
 }  # names of these in `columns`; the others have their titles in lower case
 # Entries of a summary, and what they are called: rows that differ in one have other budgets or cohorts.

@@ -235,8 +235,9 @@ def run_command(
     Options of [bold]--set[/] add stragglers ([bold]stragglers=0.5[/]: half of the cohort trains for fewer epochs),
     dropouts ([bold]dropouts=0.3[/]), availability ([bold]availability=diurnal[/] or [bold]random[/]), attackers
     ([bold]attack=sign-flip[/], [bold]label-flip[/] or [bold]gaussian[/] with [bold]attackers=0.2[/]; metrics leave them
-    out), drift of the data ([bold]drift=swap[/], [bold]rotate[/] or [bold]new-group[/] with [bold]drift_round=50[/]),
-    and clients that arrive or leave then ([bold]arrive=0.2[/], [bold]leave=0.1[/]).
+    out), drift of the data ([bold]drift=swap[/], [bold]rotate[/] or [bold]new-group[/] with [bold]drift_round=50[/];
+    [bold]drift=recurrent[/] or [bold]staggered[/] with [bold]drift_rounds=50,80[/]), and clients that arrive or leave
+    then ([bold]arrive=0.2[/], [bold]leave=0.1[/]).
     """
     from jaxfl.cli.hosts import joined_processes
 

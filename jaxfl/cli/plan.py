@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from jaxfl.cli.run import parse_seeds, rounds_and_cohort
 from jaxfl.cli.tables.console import progress_message, stderr
 from jaxfl.data.clients import FederatedData
+from jaxfl.data.drift import given_rounds
 from jaxfl.jobs import job
 from jaxfl.settings import options
 from jaxfl.simulation.footprint import Footprint, footprint
@@ -39,8 +40,7 @@ def plan(
     settings = options.route(method, data, items)
     rounds, share = rounds_and_cohort(data, None, cohort)
     num_seeds = 1 if seeds is None else len(parse_seeds(seeds))
-    drift = settings.data.get("drift_round") or 0
-    planned = job.Job(settings, max(rounds, drift + 1), share)
+    planned = job.Job(settings, max(rounds, 1 + max(given_rounds(settings.data), default=0)), share)
     job.check(planned)
     console = stderr()
     with progress_message(console, f"loading {data}"):

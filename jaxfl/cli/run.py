@@ -402,6 +402,10 @@ def drift_sentence(summary: dict[str, Any]) -> str:
     >>> numbers = {"before_drift_micro_accuracy": 0.9, "at_drift_micro_accuracy": 0.4, "micro_accuracy": 0.8}
     >>> drift_sentence({**numbers, "drift_round": 50, "rounds_to_recover": None})
     'drift after round 50: accuracy 0.9000 before, 0.4000 at it, 0.8000 at the end; not recovered to within 0.01'
+    >>> numbers |= {"area_micro_accuracy": 0.7, "return_gain_micro_accuracy": 0.3, "rounds_to_recover": 9}
+    >>> print(drift_sentence({**numbers, "drift_round": 50, "drift_stages": [{}, {"round": 70, "at": 0.7}]}))
+    drift after round 50: accuracy 0.9000 before, 0.4000 at it, 0.8000 at the end; recovered after 9 rounds; 1 more, the
+    last after round 70 with 0.7000 at it; mean after the first 0.7000; at the return +0.3000 against the first change
     """
     if "drift_round" not in summary:
         return ""
@@ -410,7 +414,16 @@ def drift_sentence(summary: dict[str, Any]) -> str:
     values = ", ".join(f"{summary[name]:.4f} {when}" for when, name in names.items() if summary[name] is not None)
     rounds = summary["rounds_to_recover"]
     ended = f"recovered after {rounds} rounds" if rounds is not None else f"not recovered to within {RECOVERED:g}"
-    return f"drift after round {summary['drift_round']}: {main} {values}; {ended}"
+    stages = summary.get("drift_stages", [])[1:]
+    if not stages:
+        return f"drift after round {summary['drift_round']}: {main} {values}; {ended}"
+    last = stages[-1]
+    more = f"{len(stages)} more, the last after round {last['round']}"
+    more += "" if last["at"] is None else f" with {last['at']:.4f} at it"
+    mean = f"mean after the first {summary[f'area_micro_{main}']:.4f}"
+    gain = summary.get(f"return_gain_micro_{main}")
+    back = [] if gain is None else [f"at the return {gain:+.4f} against the first change"]
+    return "; ".join([f"drift after round {summary['drift_round']}: {main} {values}", ended, more, mean, *back])
 
 
 def print_results(

@@ -11,6 +11,7 @@ import numpy as np
 import jaxfl
 from jaxfl import plots
 from jaxfl.cli import page, tables
+from jaxfl.data.drift import given_rounds
 from jaxfl.files import is_missing, write_text
 from jaxfl.jobs import job as jobs
 from jaxfl.plots import style
@@ -80,7 +81,7 @@ def command_line(job: jobs.Job, rounds: int) -> str:
         rounds: that were completed; a run may end before its last.
     """
     settings, server = job.settings_in_use(), job.settings.server_name
-    if rounds <= (settings.data.get("drift_round") or 0):  # ended before the drift, which a run must reach
+    if rounds <= max(given_rounds(settings.data), default=0):  # ended before the drift, which a run must reach
         rounds = job.rounds
     words = ["jaxfl", "run", settings.method_name, "--data", settings.data_name]
     words += [] if job.data_dir is None else ["--data-dir", str(job.data_dir)]

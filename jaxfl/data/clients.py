@@ -67,21 +67,23 @@ class Trigger:
 
 @struct.dataclass
 class Ranges:
-    """Ranges of the clients in the rows of a split; `start` is None in a window, which has its own."""
+    """Ranges of the clients in the rows of a split by stage; `start` is None in a window, which has its own."""
 
-    start: AnyArray | None = struct.field(metadata=KNOWN)  # [N] int32
-    size: AnyArray = struct.field(metadata=KNOWN)  # [N] int32
+    start: AnyArray | None = struct.field(metadata=KNOWN)  # [N, S] int32
+    size: AnyArray = struct.field(metadata=KNOWN)  # [N, S] int32
 
 
 @struct.dataclass
 class Drift:
-    """New values of the clients' fields from a round on; created by `jaxfl.data.drift.drift`.
+    """New values of the clients' fields in S stages; created by `jaxfl.data.drift.drift`.
 
-    Fields have the same names as in the federation; None stands for an unchanged field.
+    Fields have the same names as in the federation, whose own values are those of the rounds before the first stage;
+    None stands for an unchanged field. A field has a row for each client, with the value of each stage in it, so that
+    it is chosen, checked and divided as all arrays with a row for each client.
     """
 
-    round: AnyArray = struct.field(metadata=SHARED)  # [] int32, first round with the new values
-    rotation: AnyArray | None = struct.field(metadata=KNOWN, default=None)  # [N], as all fields below
+    round: AnyArray = struct.field(metadata=SHARED)  # [S] int32, first round of each stage, in increasing order
+    rotation: AnyArray | None = struct.field(metadata=KNOWN, default=None)  # [N, S], as all fields below
     tilt: AnyArray | None = struct.field(metadata=KNOWN, default=None)
     label_shift: AnyArray | None = struct.field(metadata=KNOWN, default=None)
     group: AnyArray | None = struct.field(metadata=KNOWN, default=None)
@@ -92,7 +94,7 @@ class Drift:
     validation: Ranges | None = None
     causes: dict[str, AnyArray] = struct.field(metadata=KNOWN, default_factory=dict)
     colour: AnyArray | None = struct.field(metadata=KNOWN, default=None)
-    class_rotation: AnyArray | None = struct.field(metadata=KNOWN, default=None)  # [N, L], as the next
+    class_rotation: AnyArray | None = struct.field(metadata=KNOWN, default=None)  # [N, S, L], as the next
     class_colour: AnyArray | None = struct.field(metadata=KNOWN, default=None)
     stroke: AnyArray | None = struct.field(metadata=KNOWN, default=None)
     corruption: AnyArray | None = struct.field(metadata=KNOWN, default=None)
@@ -240,8 +242,8 @@ class FederatedData:
         attack: the attackers, or None.
         trigger: of attackers with a backdoor, or None.
         absent: True for held-out clients that are absent in this round, and not tested either `[N]`; or None.
-        drift: new values of the clients' fields from a round on, see `jaxfl.data.drift`, or None. All other fields are
-            those of the first rounds; `at` returns those of any round.
+        drift: new values of the clients' fields from some rounds on, see `jaxfl.data.drift`, or None. All other fields
+            are those of the first rounds; `at` returns those of any round.
         rate: learning-rate factor of this round's local training, `[]` float32, or None; set by `jaxfl.scheduled`, no
             data set has one.
         fitted: whether the pool is scaled by statistics of these training rows, as a table is.
@@ -348,25 +350,42 @@ class FederatedData:
         if drift is None:
             return self
         known = isinstance(round, int) and not isinstance(drift.round, Tracer)
-        if known and round < int(drift.round):
+        stage: Any = (np if known else jnp).searchsorted(drift.round, round, side="right")  # 0 before the first
+        if known and stage == 0:
             return now
         for name, metadata in array_fields(drift):
-            later = get_field(drift, name)
-            if metadata["per_client"] and later is not None:
-                if not known:
-                    later = jnp.where(round >= drift.round, later, get_field(now, name))
+            stages = get_field(drift, name)
+            if metadata["per_client"] and stages is not None:
+                later = stages[:, stage - 1] if known else jnp.take(stages, jnp.maximum(stage - 1, 0), axis=1)
+                later = later if known else jnp.where(stage > 0, later, get_field(now, name))
                 now = replace_field(now, name, later)
         return now
 
     @property
+    def drift_rounds(self) -> tuple[int, ...]:
+        """Returns the first round of each stage of the drift, in increasing order; none without a drift."""
+        return () if self.drift is None else tuple(np.asarray(self.drift.round).tolist())
+
+    @property
     def drifts_at(self) -> int | None:
-        """Returns the first round after the drift; None without a drift."""
-        return None if self.drift is None else int(self.drift.round)
+        """Returns the first round of the first stage of the drift; None without a drift."""
+        return next(iter(self.drift_rounds), None)
+
+    @property
+    def returns_at(self) -> int | None:
+        """Returns the first round from which all fields are again as they were before the drift; None without one."""
+        if self.drift is None:
+            return None
+        names = [name for name, about in array_fields(self.drift) if about["per_client"]]
+        pairs = [(get_field(self, name), get_field(self.drift, name)) for name in names]
+        known = [(np.asarray(now)[:, None], np.asarray(stages)) for now, stages in pairs if stages is not None]
+        same = np.all([(now == stages).all((0, *range(2, stages.ndim))) for now, stages in known], axis=0)
+        return next((round for round, one in zip(self.drift_rounds, same.tolist(), strict=True) if one), None)
 
     @property
     def phases(self) -> "list[FederatedData]":
-        """Returns the federations before and after the drift; only the federation itself without a drift."""
-        return [self] if self.drifts_at is None else [self.at(0), self.at(self.drifts_at)]
+        """Returns the federations before the drift and in each of its stages; without one, the federation itself."""
+        return [self] if self.drift is None else [self.at(round) for round in (0, *self.drift_rounds)]
 
     def batch(self, split: Split, client: Array, positions: Array) -> Batch:
         """Returns the batch of a client's rows at `positions [B]` of its range in a split; traceable.

@@ -42,6 +42,7 @@ class Description(NamedTuple):
             edge and not its upper one.
         drift: the first `round` after the drift, and the numbers of clients that `change`, `arrive` and `leave`; None
             without a drift. All other attributes describe the rounds before it.
+        drifts: the same of every change, of several from the rounds right before it on.
         repeated_test_rows: test rows of the pool that are identical with training rows, see `jaxfl.data.leaks`; None
             for a mapped file, which would be read for it.
     """
@@ -64,6 +65,7 @@ class Description(NamedTuple):
     histogram: dict[str, list[int]]
     validation: dict[str, float] | None = None
     drift: dict[str, int] | None = None
+    drifts: Sequence[dict[str, int]] = ()
     repeated_test_rows: int | None = None
     causes: dict[str, int] = {}
 
@@ -90,6 +92,8 @@ def describe(data: FederatedData) -> Description:
             for number in np.flatnonzero(clients).tolist()
         ]
     absent = 0 if data.absent is None else int(np.asarray(data.absent).sum())
+    changes = zip(data.drift_rounds, itertools.pairwise(data.phases), strict=True)
+    drifts = [{"round": round, **_count_changes(*pair)} for round, pair in changes]
     return Description(
         name=data.name,
         num_clients=data.num_clients,
@@ -108,20 +112,20 @@ def describe(data: FederatedData) -> Description:
         pool_bytes=int(data.inputs.nbytes + data.labels.nbytes),
         histogram=histogram(sizes),
         validation=None if data.validation is None else _split_sizes(data.validation, len(data.labels)),
-        drift=None if data.drifts_at is None else {"round": data.drifts_at, **_count_changes(data)},
+        drift=next(iter(drifts), None),
+        drifts=drifts,
         repeated_test_rows=None if isinstance(data.inputs, np.memmap) else count_repeated_rows(data),
         causes={cause: len(np.unique(pattern)) for cause, pattern in sorted(data.causes.items())},
     )
 
 
-def _count_changes(data: FederatedData) -> dict[str, int]:
-    """Returns the numbers of clients that change, arrive and leave at the drift."""
-    before, after = data.phases
+def _count_changes(before: FederatedData, after: FederatedData) -> dict[str, int]:
+    """Returns the numbers of clients that change, arrive and leave from one stage of a drift to the next."""
     now, later = before.per_client(), after.per_client()
     known = ("held_out", "absent")
     pairs = [(np.asarray(now[name]), np.asarray(later[name])) for name in now if name not in known]
-    changed = np.any([(one != other).reshape(data.num_clients, -1).any(1) for one, other in pairs], axis=0)
-    away = [np.zeros(data.num_clients, bool) if phase.absent is None else phase.absent for phase in (before, after)]
+    changed = np.any([(one != other).reshape(before.num_clients, -1).any(1) for one, other in pairs], axis=0)
+    away = [np.zeros(before.num_clients, bool) if phase.absent is None else phase.absent for phase in (before, after)]
     counts = {"change": changed, "arrive": away[0] & ~away[1], "leave": away[1] & ~away[0]}
     return {name: int(clients.sum()) for name, clients in counts.items()}
 

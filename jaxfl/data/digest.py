@@ -46,8 +46,8 @@ def digest(data: FederatedData) -> str:
     for part in _clients_bytes(first):
         hashed.update(part)
     hashed.update(_integers([len(later)]))
-    for changed in later:
-        hashed.update(_integers([data.drifts_at]))
+    for round, changed in zip(data.drift_rounds, later, strict=True):
+        hashed.update(_integers([round]))
         for part in _clients_bytes(changed):
             hashed.update(part)
     return f"fed1:{hashed.hexdigest()[:DIGITS]}"

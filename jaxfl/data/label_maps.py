@@ -51,21 +51,40 @@ def with_maps(data: FederatedData, maps: np.ndarray, choice: np.ndarray) -> Fede
     >>> data.relabelled(np.array([0, 9]), 1).tolist()
     [6, 7]
     """
-    if data.label_shift is None:
-        before, number = np.arange(data.num_classes)[None, :], np.zeros(data.num_clients, int)
-    elif data.label_map is None:
-        shifts, number = np.unique(np.asarray(data.label_shift) % data.num_classes, return_inverse=True)
-        before = (np.arange(data.num_classes) + shifts[:, None]) % data.num_classes
-    else:
-        before, number = np.asarray(data.label_map), np.asarray(data.label_shift)
-    if len(maps) == data.num_clients:  # one each
-        table, number = np.take_along_axis(maps[choice], before[number.reshape(-1)], axis=1), np.arange(len(maps))
-    else:  # all pairs [M, G, L]
-        table, number = np.swapaxes(maps[:, before], 0, 1), number.reshape(-1) * len(maps) + choice
-    table = table.reshape(-1, data.num_classes)
+    if len(maps) != data.num_clients:
+        data = with_products(data, maps)
+        return dataclasses.replace(data, label_shift=(np.asarray(data.label_shift) + choice).astype(np.int32))
+    before, number = _numbered_maps(data)  # one each
+    table = np.take_along_axis(maps[choice], before[number], axis=1)
     return dataclasses.replace(
-        data, label_map=np.ascontiguousarray(table, np.int32), label_shift=number.astype(np.int32)
+        data, label_map=np.ascontiguousarray(table, np.int32), label_shift=np.arange(len(maps), dtype=np.int32)
     )
+
+
+def with_products(data: FederatedData, maps: np.ndarray) -> FederatedData:
+    """Returns the federation with a table of all its label maps, each followed by every further map.
+
+    A client whose number grows by `g` has the further map `g` after its own; all have the first one.
+
+    Args:
+        data: federation of classes.
+        maps: `[G, L]`.
+    """
+    before, number = _numbered_maps(data)
+    table = np.swapaxes(maps[:, before], 0, 1).reshape(-1, data.num_classes)  # [M, G, L]
+    return dataclasses.replace(
+        data, label_map=np.ascontiguousarray(table, np.int32), label_shift=(number * len(maps)).astype(np.int32)
+    )
+
+
+def _numbered_maps(data: FederatedData) -> tuple[np.ndarray, np.ndarray]:
+    """Returns a table of the clients' label maps `[M, L]`, and the number of each client's map `[N]`."""
+    if data.label_shift is None:
+        return np.arange(data.num_classes)[None, :], np.zeros(data.num_clients, int)
+    if data.label_map is not None:
+        return np.asarray(data.label_map), np.asarray(data.label_shift)
+    shifts, number = np.unique(np.asarray(data.label_shift) % data.num_classes, return_inverse=True)
+    return (np.arange(data.num_classes) + shifts[:, None]) % data.num_classes, number.reshape(-1)
 
 
 def swaps_of(swaps: str | Sequence[str] | None, num_classes: int) -> NamedMaps:

@@ -68,10 +68,10 @@ class Windows:
         self._parts, self._own = max(1, len(devices)), here or [0]
         self._everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
         self._each = NamedSharding(mesh, PartitionSpec(mesh.axis_names[0])) if mesh is not None and sharded else None
-        self._drifts_at = data.drifts_at
-        self._ranges = [{name: _encoded_ranges(getattr(now, name)) for name in self._splits} for now in data.phases]
+        self._drift_rounds = data.drift_rounds
+        self._ranges = {name: _ranges_by_stage(data, name) for name in self._splits}
         most = clients // self._parts
-        widths = {name: max(_max_rows(ranges[name], most) for ranges in self._ranges) for name in self._splits}
+        widths = {name: max(_max_rows(ranges, most) for ranges in self._ranges[name]) for name in self._splits}
         self._width = max(1, sum(widths.values()))  # rows of a device's part
         zeros, begin, window_splits = np.zeros(data.num_clients, np.int32), 0, {}
         for name in ("train", "test"):
@@ -97,7 +97,8 @@ class Windows:
             real: bool `[M]`, whether the rows of an entry are needed; None is all True.
             round: round of the window, for data that drift.
         """
-        ids, ranges = np.asarray(ids), self._ranges[self._drifts_at is not None and round >= self._drifts_at]
+        ids, stage = np.asarray(ids), int(np.searchsorted(self._drift_rounds, round, side="right"))
+        ranges = {name: stages[min(stage, len(stages) - 1)] for name, stages in self._ranges.items()}
         real = np.ones(len(ids), bool) if real is None else real
         inputs, labels = self._zeros(self._data.inputs), self._zeros(self._data.labels)
         start = {name: np.zeros(self._data.num_clients, np.int32) for name in self._splits}
@@ -246,6 +247,12 @@ def _mapped_file(array: Any) -> mmap.mmap | None:
 def _encoded_ranges(split: Split) -> np.ndarray:
     """Returns every client's range as one number `[N]` int64: the start in the upper bits, the size in the lower."""
     return (np.asarray(split.start, np.int64) << 32) | np.asarray(split.size, np.int64)
+
+
+def _ranges_by_stage(data: FederatedData, split: str) -> list[np.ndarray]:
+    """Returns the encoded ranges of a split before a drift and in each of its stages; once if they do not change."""
+    unchanged = data.drift is None or getattr(data.drift, split) is None
+    return [_encoded_ranges(getattr(now, split)) for now in ([data] if unchanged else data.phases)]
 
 
 def _max_rows(ranges: np.ndarray, clients: int) -> int:

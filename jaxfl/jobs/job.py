@@ -20,6 +20,7 @@ from jaxfl import plots
 from jaxfl.analysis.comparison import deviation
 from jaxfl.data.catalog import user_checksum, user_files
 from jaxfl.data.clients import FederatedData
+from jaxfl.data.drift import given_rounds
 from jaxfl.files import is_beside, keep_copy, own_names, real_path, user_path, write_text
 from jaxfl.methods.base import Method
 from jaxfl.models.weights import check_weights
@@ -182,8 +183,8 @@ def check(job: Job) -> None:
         ValueError: a number is out of range, a file is missing, or the directory holds another run, one that has made
             more rounds, or those of several seeds.
     """
-    test_rows, drifts_at = job.settings.run.get("test_rows"), job.settings.data.get("drift_round")
-    schedule = Schedule.of(job.rounds, job.eval_every, job.checkpoint_every, test_rows, drifts_at)
+    test_rows, drift_rounds = job.settings.run.get("test_rows"), given_rounds(job.settings.data)
+    schedule = Schedule.of(job.rounds, job.eval_every, job.checkpoint_every, test_rows, drift_rounds)
     check_checkpoints(job.checkpoint_every, job.out, "out")
     if isinstance(job.cohort, float) and not 0 < job.cohort <= 1:
         raise ValueError(

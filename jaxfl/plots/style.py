@@ -163,9 +163,15 @@ def class_names(data: FederatedData) -> list[str]:
 def mark_drift(axes: "Axes", runs: Iterable[Any]) -> None:
     """Draws a line at the rounds of drift in the summaries of runs."""
     summaries = (getattr(run, "summary", None) or {} for run in runs)
-    rounds = {summary["drift_round"] for summary in summaries if "drift_round" in summary}
+    rounds = {round for summary in summaries for round in drift_rounds_of(summary)}
     for place, round in enumerate(sorted(rounds)):
         axes.axvline(round, color="#444444", lw=1, ls="--", zorder=0, label="drift" if not place else None)
+
+
+def drift_rounds_of(summary: Mapping[str, Any]) -> list[int]:
+    """Returns the rounds of all changes by a drift; of a run of an older version of its only one."""
+    first = [summary["drift_round"]] if "drift_round" in summary else []
+    return [stage["round"] for stage in summary.get("drift_stages", [])] or first
 
 
 def light_grid(axes: "Axes") -> None:

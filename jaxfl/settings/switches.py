@@ -22,8 +22,12 @@ class Switch(NamedTuple):
 
 SWITCHES = (
     Switch(("attack",), "none", ("attackers", "attack_scale", "attack_target")),
-    Switch(("drift",), "none", ("drift_share",)),
-    Switch(("drift_round",), "none", ("drift", "drift_share", "arrive", "leave")),
+    Switch(("drift",), "none", ("drift_change", "drift_share", "drift_parts", "drift_swaps")),
+    Switch(
+        ("drift_round", "drift_rounds"),
+        "none",
+        ("drift", "drift_change", "drift_share", "drift_parts", "drift_swaps", "arrive", "leave"),
+    ),
     Switch(("schedule",), "constant", ("schedule_rounds", "schedule_factor")),
     Switch(("finetune",), "none", ("finetune_batch_size", "finetune_pull", "finetune_layers")),
     Switch(("noise", "epsilon"), "none", ("delta", "denominator", "floor", "accounting")),

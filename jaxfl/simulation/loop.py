@@ -327,7 +327,7 @@ def _train_program(spec: RunSpec, progresses: Sequence[Progress], called: Called
             state, made = program.advance(state, ahead)
             if made.count:
                 signals.at_stake = True
-                if first.done + made.count == schedule.drifts_at and len(arriving_clients(data[0])):
+                if (first.done + made.count,) == schedule.drift_rounds[:1] and len(arriving_clients(data[0])):
                     state = program.add_newcomers(state)
                 saves = any(run.saves_after(first.done + made.count) for run in runs)
                 for run, part in zip(runs, program.parts(state, made), strict=True):

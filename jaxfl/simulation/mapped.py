@@ -128,7 +128,7 @@ def run_mapped(
         raise ValueError(f"values must be one or more finite numbers, got {values!r}; [0.0, 0.1, 1.0] is fine.")
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, got {rounds}.")
-    check_drift(data.drifts_at, rounds)
+    check_drift(data.drift_rounds, rounds)
     if data.absent is not None:
         raise ValueError("data must have the same clients in all rounds, got some that arrive or leave; use jaxfl.run.")
     check_seed_or_seeds(seed, seeds)

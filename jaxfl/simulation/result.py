@@ -47,11 +47,12 @@ def summary_of(
         clock: of the run.
         **run: what else is said of the run: seed, cohort, ...
     """
-    lower, drifts_at = evaluation.main in run["lower_is_better"], data.drifts_at
+    lower, around = evaluation.main in run["lower_is_better"], {}
+    changes = [round for round in data.drift_rounds if round <= progress.done]  # the run may have ended before
+    if changes:
+        returns = len(changes) > 1 and data.returns_at == changes[1]
+        around = drift_summary(progress.history, changes, evaluation.main, lower=lower, returns=returns)
     data = data.at(progress.done)
-    around = {}
-    if drifts_at is not None and drifts_at <= progress.done:  # else the run was ended before
-        around = drift_summary(progress.history, drifts_at, evaluation.main, lower=lower)
     return {
         "data": data.name,
         "rounds": progress.done,
@@ -103,36 +104,73 @@ def shortfall_of(method: Method, state: Any, data: FederatedData, tally: RoundTo
     return " ".join(filter(None, sentences))
 
 
-def drift_summary(records: Iterable[Mapping[str, Any]], round: int, main: str, *, lower: bool) -> dict[str, Any]:
-    """Returns the metric before a drift and at it, and the rounds until it has recovered.
+def drift_summary(
+    records: Iterable[Mapping[str, Any]], rounds: Sequence[int], main: str, *, lower: bool, returns: bool = False
+) -> dict[str, Any]:
+    """Returns the metric around the changes of a drift, and the rounds until it has recovered.
 
-    `drift_round`; `before_drift_micro_accuracy`, of the last evaluation before it; `at_drift_micro_accuracy`, of that
-    after as many rounds, when no client has trained on what is new; and `rounds_to_recover` from there to the first
-    evaluation that is at most `RECOVERED` worse than before, 0 where it never was worse; None where that is not known,
-    or not so until the end. (`accuracy` stands for the task's main metric.)
+    Of the first change `drift_round`; `before_drift_micro_accuracy`, of the last evaluation before it;
+    `at_drift_micro_accuracy`, of that after as many rounds, when no client has trained on what is new; and
+    `rounds_to_recover` from there to the first evaluation before the next change that is at most `RECOVERED` worse than
+    before, 0 where it never was worse; None where that is not known, or not so until the next change or the end.
+    (`accuracy` stands for the task's main metric.)
+
+    `drift_stages` has the same for every change: `round`, `before`, `at`, `end` (of the last evaluation before the next
+    change), `rounds_to_recover`, and `ari` at the end of the stage. `area_micro_accuracy` is the mean over all
+    rounds from the first change to the end, linear between evaluations. Where the second change brings the first data
+    back, `return_gain_micro_accuracy` says how much better the metric is at it than at the first change: whether the
+    old concept was kept.
 
     Args:
         records: of the evaluations.
-        round: rounds before the drift.
+        rounds: before each change.
         main: the metric.
         lower: whether it is better where it is lower.
+        returns: whether the data are after the second change as they were before the first.
 
     >>> records = [{"round": r, "micro_accuracy": a} for r, a in ((4, 0.9), (5, 0.4), (8, 0.7), (12, 0.895))]
-    >>> drift_summary(records, 5, "accuracy", lower=False)
-    {'drift_round': 5, 'before_drift_micro_accuracy': 0.9, 'at_drift_micro_accuracy': 0.4, 'rounds_to_recover': 7}
+    >>> found = drift_summary(records, [5], "accuracy", lower=False)
+    >>> found.pop("drift_stages")
+    [{'round': 5, 'before': 0.9, 'at': 0.4, 'end': 0.895, 'rounds_to_recover': 7, 'ari': None}]
+    >>> found
+    {'drift_round': 5, 'before_drift_micro_accuracy': 0.9, 'at_drift_micro_accuracy': 0.4, 'rounds_to_recover': 7,
+     'area_micro_accuracy': 0.6359375}
     """
-    name = f"micro_{main}"
-    known = [(one["round"], one[name]) for one in records if one.get(name) is not None]
-    before = next((value for done, value in reversed(known) if done < round), None)
-    after = [(done, value) for done, value in known if done >= round]
-    sign = -1 if lower else 1
-    good = [done for done, value in after if before is not None and sign * (before - value) <= RECOVERED]
-    return {
-        "drift_round": round,
-        f"before_drift_{name}": before,
-        f"at_drift_{name}": after[0][1] if after and after[0][0] == round else None,
-        "rounds_to_recover": good[0] - round if good else None,
+    name, sign = f"micro_{main}", -1 if lower else 1
+    known = [(one["round"], one[name], one.get("ari")) for one in records if one.get(name) is not None]
+    stages = []
+    for round, following in zip(rounds, [*rounds[1:], None], strict=True):
+        before = next((value for done, value, _ in reversed(known) if done < round), None)
+        within = [one for one in known if one[0] >= round and (following is None or one[0] < following)]
+        good = [done for done, value, _ in within if before is not None and sign * (before - value) <= RECOVERED]
+        stages.append(
+            {
+                "round": round,
+                "before": before,
+                "at": within[0][1] if within and within[0][0] == round else None,
+                "end": within[-1][1] if within else None,
+                "rounds_to_recover": good[0] - round if good else None,
+                "ari": within[-1][2] if within else None,
+            }
+        )
+    first, after = stages[0], [one[:2] for one in known if one[0] >= rounds[0]]
+    found = {
+        "drift_round": rounds[0],
+        f"before_drift_{name}": first["before"],
+        f"at_drift_{name}": first["at"],
+        "rounds_to_recover": first["rounds_to_recover"],
+        f"area_{name}": _mean_over_rounds(after) if after else None,
     }
+    if returns:
+        gain = None if None in (first["at"], stages[1]["at"]) else sign * (stages[1]["at"] - first["at"])
+        found[f"return_gain_{name}"] = gain
+    return found | {"drift_stages": stages}
+
+
+def _mean_over_rounds(values: Sequence[tuple[int, float]]) -> float:
+    """Returns the mean over all rounds from the first to the last of a metric that is linear between evaluations."""
+    done, metric = zip(*values, strict=True)
+    return float(np.interp(np.arange(done[0], done[-1] + 1), done, metric).mean())
 
 
 class Event(NamedTuple):

@@ -37,7 +37,7 @@ from jaxfl.wire.memory import WiredState
 
 
 def arriving_clients(data: FederatedData) -> np.ndarray:
-    """Returns the clients `[M]` that are absent before the drift and there afterwards; ascending.
+    """Returns the clients `[M]` that are absent before the drift and there from its first stage on; ascending.
 
     >>> from jaxfl.data import load
     >>> len(arriving_clients(load("rotated-digits", drift_round=5, arrive=0.25, leave=0.1)))
@@ -45,7 +45,7 @@ def arriving_clients(data: FederatedData) -> np.ndarray:
     """
     if data.absent is None or data.drift is None:  # without a drift, no client arrives
         return np.zeros(0, int)
-    before, after = (np.asarray(one.absent) for one in data.phases)
+    before, after, *_ = (np.asarray(one.absent) for one in data.phases)
     return np.flatnonzero(before & ~after)
 
 
@@ -61,7 +61,7 @@ def add_newcomers(method: Method, key: Key, state: Any, data: FederatedData, pla
         data: the federation, with its drift and arriving clients.
         plan: chunk and devices of the run.
     """
-    before, after = data.phases
+    before, after, *_ = data.phases
     ids = arriving_clients(data)
     if method.join is not None:
         return tree.placed(method.join(key, state, after, ids.tolist())[0], plan.place)

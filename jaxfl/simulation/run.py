@@ -161,7 +161,7 @@ def run(
     check_config(config)
     if checkpoint_dir == "":
         raise ValueError('checkpoint_dir must be a folder, got ""; "." is the current one, None keeps nothing.')
-    schedule = Schedule.of(rounds, eval_every, checkpoint_every, test_rows, first.drifts_at)
+    schedule = Schedule.of(rounds, eval_every, checkpoint_every, test_rows, first.drift_rounds)
     check_checkpoints(checkpoint_every, checkpoint_dir)
     if checkpoint_dir is not None:
         check_named(sampler)

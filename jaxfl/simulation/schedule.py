@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from jaxfl.simulation import processes
@@ -23,7 +23,8 @@ class Schedule(NamedTuple):
         eval_every: rounds between evaluations.
         checkpoint_every: rounds between checkpoints.
         test_rows: the most rows of a client that are tested before the last round; None tests all.
-        drifts_at: rounds before the data change, see `jaxfl.data.drift`, after which the run is evaluated; or None.
+        drift_rounds: rounds before each change of the data, see `jaxfl.data.drift`. The run is evaluated after them;
+            of several changes, also one round earlier, on the data before the change.
         save_seconds: seconds between checkpoints, at least; the last one is always written.
 
     >>> schedule = Schedule.of(10, eval_every=4, checkpoint_every=3)
@@ -35,7 +36,7 @@ class Schedule(NamedTuple):
     eval_every: int
     checkpoint_every: int
     test_rows: int | None = None
-    drifts_at: int | None = None
+    drift_rounds: tuple[int, ...] = ()
     save_seconds: float = 0.0
 
     @classmethod
@@ -45,7 +46,7 @@ class Schedule(NamedTuple):
         eval_every: int | None = None,
         checkpoint_every: int | None = None,
         test_rows: int | None = None,
-        drifts_at: int | None = None,
+        drift_rounds: tuple[int, ...] = (),
     ) -> "Schedule":
         """Returns the schedule of a run.
 
@@ -55,7 +56,7 @@ class Schedule(NamedTuple):
             checkpoint_every: rounds between checkpoints; None saves after every evaluation, unless
                 the last checkpoint was written less than `SAVE_SECONDS` ago.
             test_rows: the most rows of a client that are tested before the last round; None tests all.
-            drifts_at: rounds before the data change; None if they do not.
+            drift_rounds: rounds before each change of the data.
 
         Raises:
             ValueError: a number is below 1, or beyond int32, which counts rounds and rows; or no round is left after
@@ -67,11 +68,11 @@ class Schedule(NamedTuple):
                 raise ValueError(f"{name} must be at least 1, got {value}.")
             if value is not None and value >= 2**31:
                 raise ValueError(f"{name} must be below 2^31, got {value}.")
-        check_drift(drifts_at, rounds)
+        check_drift(drift_rounds, rounds)
         eval_every = eval_every or max(1, rounds // 10)
         # several processes save together, and have not the same clock
         seconds = SAVE_SECONDS if checkpoint_every is None and not processes.several() else 0.0
-        return cls(rounds, eval_every, checkpoint_every or eval_every, test_rows, drifts_at, seconds)
+        return cls(rounds, eval_every, checkpoint_every or eval_every, test_rows, drift_rounds, seconds)
 
     def check_done(self, done: int) -> None:
         """Raises ValueError if a resumed run has more rounds done than `rounds`."""
@@ -83,7 +84,7 @@ class Schedule(NamedTuple):
 
     def evaluates(self, done: int) -> bool:
         """Returns whether the run is evaluated after `done` rounds; it is after the last, and at a drift."""
-        return done % self.eval_every == 0 or done in (self.rounds, self.drifts_at)
+        return done % self.eval_every == 0 or done in self._evaluated_out_of_turn()
 
     def evaluations_after(self, done: int) -> int:
         """Returns how many evaluations are still to be made after `done` rounds.
@@ -91,9 +92,7 @@ class Schedule(NamedTuple):
         >>> [Schedule(10, 4, 4).evaluations_after(done) for done in (0, 4, 9, 10)]
         [3, 2, 1, 0]
         """
-        out_of_turn = sum(
-            one is not None and done < one and one % self.eval_every > 0 for one in (self.rounds, self.drifts_at)
-        )
+        out_of_turn = sum(done < one and one % self.eval_every > 0 for one in self._evaluated_out_of_turn())
         return self.rounds // self.eval_every - done // self.eval_every + out_of_turn
 
     def saves(self, done: int) -> bool:
@@ -110,9 +109,13 @@ class Schedule(NamedTuple):
         return self.rounds // self.checkpoint_every - done // self.checkpoint_every + more
 
     def _saved_out_of_turn(self) -> set[int]:
-        """Returns the last round, and that of a drift where a checkpoint is written after every evaluation."""
-        drift = self.drifts_at if self.checkpoint_every == self.eval_every else None
-        return {self.rounds} | (set() if drift is None else {drift})
+        """Returns the last round, and those around a drift where a checkpoint is written after every evaluation."""
+        return self._evaluated_out_of_turn() if self.checkpoint_every == self.eval_every else {self.rounds}
+
+    def _evaluated_out_of_turn(self) -> set[int]:
+        """Returns the last round, those of a drift, and of several changes also the rounds right before them."""
+        before = {round - 1 for round in self.drift_rounds if round > 1 and len(self.drift_rounds) > 1}
+        return {self.rounds, *self.drift_rounds} | before
 
     def ahead(self, done: int, seconds_per_round: float | None) -> int:
         """Returns how many rounds to advance after `done`: about `LOOK_SECONDS` of them, up to the next event.
@@ -121,8 +124,8 @@ class Schedule(NamedTuple):
             done: rounds done so far.
             seconds_per_round: what the last ones took; None if it is not known: one round then.
         """
-        drift = self.drifts_at if self.drifts_at is not None and done < self.drifts_at else self.rounds
-        due = min(drift, *(done + every - done % every for every in (self.eval_every, self.checkpoint_every)))
+        next_look = min((one for one in self._evaluated_out_of_turn() if done < one), default=self.rounds)
+        due = min(next_look, *(done + every - done % every for every in (self.eval_every, self.checkpoint_every)))
         wish = 1 if seconds_per_round is None else max(1, int(LOOK_SECONDS / max(seconds_per_round, 1e-9)))
         return min(due - done, wish, CAPACITY)
 
@@ -179,17 +182,18 @@ class Clock:
         return seconds + checkpoints * saving
 
 
-def check_drift(drifts_at: int | None, rounds: int) -> None:
-    """Raises ValueError if the drift of the data is not before the last round.
+def check_drift(drift_rounds: Sequence[int], rounds: int) -> None:
+    """Raises ValueError if a change of the data is not before the last round.
 
     Args:
-        drifts_at: rounds before they change; None if they do not.
+        drift_rounds: rounds before each change.
         rounds: of the run.
     """
-    if drifts_at is not None and drifts_at >= rounds:
+    if late := [one for one in drift_rounds if one >= rounds]:
+        name = "drift_round" if len(drift_rounds) == 1 else "drift_rounds"
         raise ValueError(
-            f"drift_round must be below rounds ({rounds}), so that there are rounds after the drift, got {drifts_at}; "
-            "lower it, or make more rounds."
+            f"{name} must be below rounds ({rounds}), so that there are rounds after the drift, got {late[0]}; lower "
+            "it, or make more rounds."
         )
 
 

@@ -73,8 +73,10 @@ def federation_per_seed(data: FederatedData | Sequence[FederatedData], seeds: in
             f"data must be a FederatedData, or a list of one for each seed, got a {type(data).__name__}; "
             f"{MAKERS['FederatedData']}."
         )
-    if len({one.drifts_at for one in data}) > 1:
-        raise ValueError("data must drift at the same round for every seed, got different rounds; run them one by one.")
+    if len({one.drift_rounds for one in data}) > 1:
+        raise ValueError(
+            "data must drift at the same rounds for every seed, got different rounds; run them one by one."
+        )
     if len(data) != seeds:
         raise ValueError(f"data must be one federation, or one for each of {seeds} seeds, got {len(data)}.")
     if (shared := share_equal_arrays(data)) is None:

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from jaxfl.cli import run, run_page
 from jaxfl.cli.app import app
 from jaxfl.data import federate, stored
-from jaxfl.jobs import job
+from jaxfl.jobs import job, loaded
 from jaxfl.settings import options
 from jaxfl.simulation import interrupts, loop, program, progress, rounds
 from jaxfl.simulation.callbacks import ProgressBar
@@ -184,6 +184,10 @@ def refused(*arguments):
             ("drift_round", "rounds", 9),
         ),
         (["fedavg", *SMALL, "--set", "drift=swap"], ("drift_round", "drift=swap")),
+        (
+            ["fedavg", *SMALL, "--rounds", "9", "--set", "drift=recurrent", "--set", "drift_rounds=4,9"],
+            ("drift_rounds", "rounds", 9),
+        ),
         (["fedavg", *SMALL, "--set", "dropouts=1"], ("dropouts", 1.0)),
         (
             ["fedavg", *SMALL, "--set", "availability=nightly"],
@@ -583,6 +587,26 @@ def test_conditions_at_the_clients(tmp_path):
     words = ["--resume", "--rounds", 7, "--cohort", 6, *settings, "--out", tmp_path]
     assert jaxfl("run", "fedavg", *SMALL, *words).exit_code == 0
     assert "dropouts" in refused("run", "fedavg", *SMALL, *words, "--set", "dropouts=0.4")
+
+
+@pytest.mark.rotating
+def test_a_recurrent_drift_is_told_listed_and_compared(tmp_path):
+    options = ["drift=recurrent", "drift_rounds=2,3", "drift_swaps=1:2/3:4,5:6", "drift_parts=0.4,0.6"]
+    settings = [word for item in options for word in ("--set", item)]
+    result = jaxfl("run", "fedavg", *SMALL, "--rounds", 4, "--cohort", 1.0, *settings, "--out", tmp_path / "a")
+    assert result.exit_code == 0, result.output
+    summary = json.loads((tmp_path / "a" / "summary.json").read_text())
+    assert [stage["round"] for stage in summary["drift_stages"]] == [2, 3]
+    gain = summary["return_gain_micro_accuracy"]
+    assert re.search(
+        rf"1 more, the last after round 3 .* at the return \{gain:+.4f}", re.sub(r"\s+", " ", result.output)
+    )
+    found = loaded.load(tmp_path / "a")
+    np.testing.assert_array_equal(found.data.label_maps(), found.began.label_maps())
+    table = jaxfl("compare", tmp_path / "a", "--columns", "area,return_gain").stdout
+    assert f"{100 * summary['area_micro_accuracy']:.2f}" in table and f"{100 * gain:.2f}" in table
+    shown = jaxfl("data", *SMALL[1:-2], *settings).stdout
+    assert "after round 2" in shown and "after round 3" in shown
 
 
 def test_help_and_lists_tell_of_the_conditions():

@@ -185,6 +185,7 @@ def test_options_of_a_choice_go_to_settings_with_that_choice():
         ("attack", "ipm", "replace", "attack_target=3"),
         ("drift", "none", "swap", "drift_share=0.3"),
         ("drift_round", "none", "5", "arrive=0.2"),
+        ("drift", "none", "recurrent", "drift_change=rotate"),
         ("schedule", "constant", "step", "schedule_rounds=5"),
         ("finetune", "none", "1", "finetune_batch_size=4"),
         ("finetune", "none", "1", "finetune_pull=0.5"),

@@ -262,7 +262,7 @@ def full_federation():
     flipped = np.array([False, True, False, True])
     apart = data.Split.pack([np.array([0]), np.array([], int), np.array([10, 6, 9]), np.array([2])])
     numbers, nobody = np.arange(4, dtype=np.int32), np.zeros(4, bool)
-    ranges, table = Ranges(numbers, numbers), np.zeros((4, 4), np.int32)
+    ranges, table = Ranges(numbers[:, None], numbers[:, None]), np.zeros((4, 4), np.int32)
     views = {"colour": numbers, "class_rotation": table, "class_colour": table}
     views |= {"stroke": 0 * numbers, "corruption": 0 * numbers}
     return replace(
@@ -276,9 +276,11 @@ def full_federation():
         rate=np.float32(0.5),
         absent=nobody,
         drift=Drift(
-            *(np.int32(5), numbers, 5.0 * numbers, numbers, numbers, nobody, nobody, ranges, ranges, ranges),
-            causes={"labels": numbers},
-            **views,
+            np.array([5], np.int32),
+            *(one[:, None] for one in (numbers, 5.0 * numbers, numbers, numbers, nobody, nobody)),
+            *(ranges, ranges, ranges),
+            causes={"labels": numbers[:, None]},
+            **{name: values[:, None] for name, values in views.items()},
         ),
     )
 

@@ -559,7 +559,12 @@ def test_who_has_left_keeps_no_cluster_together():
         data = clustered_linear(9, 3, rows=40, features=4, seed=3).subset([0, 3, 6, 1, 4, 7, 2])  # groups 0 0 0 1 1 1 2
     gone = np.arange(7) == 6
     nobody = np.zeros(7, bool)
-    left = replace(data, held_out=nobody, absent=nobody, drift=Drift(np.int32(5), held_out=gone, absent=gone))
+    left = replace(
+        data,
+        held_out=nobody,
+        absent=nobody,
+        drift=Drift(np.array([5], np.int32), held_out=gone[:, None], absent=gone[:, None]),
+    )
     with jax.enable_x64(False):
         method = methods.cfl(jaxfl.testing.small.linear_task(), optax.sgd(0.3))
         result = jaxfl.run(method, left, rounds=25, eval_every=25, seed=3, plan=jaxfl.Plan())

@@ -223,7 +223,12 @@ def test_clients_that_arrive_enter_the_solver_by_its_own_join(key):
     """StoCFL beside Ditto is StoCFL alone: an arriving group opens a cluster, which `assign` never does."""
     still = problems.linear_federation((5, 4, 6, 8, 5, 6, 4), (0, 0, 1, 1, 0, 1, 0))
     late, nobody = np.asarray(still.group) == 1, np.zeros(7, bool)
-    moving = replace(still, held_out=late, absent=late, drift=Drift(np.int32(1), held_out=nobody, absent=nobody))
+    moving = replace(
+        still,
+        held_out=late,
+        absent=late,
+        drift=Drift(np.array([1], np.int32), held_out=nobody[:, None], absent=nobody[:, None]),
+    )
     stocfl = methods.stocfl(TASK, sgd(), threshold=0.9, local_epochs=1)
     method = compiled(methods.ditto(TASK, sgd(), solver=stocfl, local_epochs=1))
     state, _ = method.round(key, method.init(key, moving), moving, Cohort.of([0, 1, 4]))

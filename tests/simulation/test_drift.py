@@ -92,7 +92,7 @@ def test_a_run_goes_on_from_before_it_at_it_and_after_it(ifca, straight, stop, t
     found = jaxfl.run(ifca, MOVING, rounds=6, eval_every=2, resume=True, **options)
     assert_equal(found.state, straight.state, f"resumed after round {stop}")
     other = drift.drift(STILL, 3, kind="swap", share=0.5, arrive=0.25, leave=0.1, seed=1)
-    with pytest.raises(ValueError, match=mentions("data='clustered-linear")):
+    with pytest.raises(ValueError, match=mentions("checkpoint_dir", "digest")):
         jaxfl.run(ifca, other, rounds=6, resume=True, **options)
 
 
@@ -209,12 +209,110 @@ def test_a_run_that_is_ended_before_tells_of_no_drift(ifca):
 
 
 def test_a_schedule_looks_at_a_drift_and_does_not_go_past_it():
-    schedule = Schedule.of(10, eval_every=4, drifts_at=6)
+    schedule = Schedule.of(10, eval_every=4, drift_rounds=(6,))
     looks = [done for done in range(1, 11) if schedule.evaluates(done)]
     assert looks == [4, 6, 8, 10]
     left = [sum(look > done for look in looks) for done in range(11)]
     assert [schedule.evaluations_after(done) for done in range(11)] == left
     assert [schedule.ahead(done, 1e-9) for done in (4, 6)] == [2, 2]
+
+
+BACK = drift.drift(STILL, (2, 5), kind="labels", schedule="recurrent", share=0.75)
+
+
+@pytest.fixture
+def compiled():
+    """The names of events, one of each compilation since."""
+    found = []
+
+    def listen(name, seconds, **options):
+        if name == "/jax/core/compile/backend_compile_duration":
+            found.append(name)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield found
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_every_stage_of_a_drift_is_trained_and_tested_by_one_program(ifca, compiled):
+    """Rounds of the data of their stage, looked at right before every change and at it, and compiled for none of it."""
+    key, numbers = jax.random.key(2), []
+    found = jaxfl.run(
+        ifca,
+        BACK,
+        rounds=8,
+        eval_every=8,
+        callbacks=[lambda event: numbers.append((event.round, len(compiled)))],
+        **OPTIONS,
+    )
+    assert found.history.column("round") == [1, 2, 4, 5, 8], "right before a change and at it"
+    counts = dict(numbers)
+    assert counts[8] == counts[2], "no compilation for the second stage or the third"
+    state, step = ifca.init(key, STILL), jax.jit(ifca.round)
+    for round in range(8):
+        now = (STILL if round in (0, 1, 5, 6, 7) else BACK.at(2)).on_device()
+        state, _ = step(key, state, now, sampling.uniform(key, state.round, now, 8))
+    assert_close(found.state.models, state.models, "rounds by hand")
+    np.testing.assert_array_equal(found.data.label_maps(), BACK.at(0).label_maps())
+    accuracy, ari = (
+        dict(zip((1, 2, 4, 5, 8), found.history.column(one), strict=True)) for one in ("micro_accuracy", "ari")
+    )
+    first, second = found.summary["drift_stages"]
+    assert (first["round"], first["before"], first["at"], first["end"]) == (2, accuracy[1], accuracy[2], accuracy[4])
+    assert (second["round"], second["before"], second["at"], second["end"]) == (
+        5,
+        *(accuracy[one] for one in (4, 5, 8)),
+    )
+    assert (first["ari"], second["ari"]) == (ari[4], ari[8])
+    assert found.summary["return_gain_micro_accuracy"] == accuracy[5] - accuracy[2]
+    mean = np.mean([np.interp(done, [*accuracy], [*accuracy.values()]) for done in range(2, 9)])
+    assert found.summary["area_micro_accuracy"] == pytest.approx(mean)
+    assert found.summary["drift_round"] == 2 and found.summary["at_drift_micro_accuracy"] == accuracy[2]
+
+
+@pytest.mark.parametrize("stop", [1, 2, 4, 6])
+def test_a_run_goes_on_in_any_stage(ifca, stop, tmp_path):
+    options = {**OPTIONS, "rounds": 7, "eval_every": 3}
+    whole = jaxfl.run(ifca, BACK, **options)
+    kept = {"checkpoint_dir": tmp_path, "checkpoint_every": 1}
+    jaxfl.run(ifca, BACK, callbacks=[lambda event: event.round >= stop], **options, **kept)
+    resumed = jaxfl.run(ifca, BACK, resume=True, **options, **kept)
+    assert_equal(resumed.state, whole.state, f"resumed after round {stop}")
+    assert resumed.summary["drift_stages"] == whole.summary["drift_stages"]
+    ended = jaxfl.run(ifca, BACK, callbacks=[lambda event: event.round >= 4], **options).summary
+    assert [stage["round"] for stage in ended["drift_stages"]] == [2] and "return_gain_micro_accuracy" not in ended
+
+
+def test_rows_on_the_host_seeds_and_values_go_through_all_stages(ifca):
+    ragged = clustered_linear(8, rows=8, features=4, ragged=True)
+    moves = {"kind": "swap", "share": 0.5}
+    rounds = {"recurrent": (1, 2, 3), "staggered": (1, 4), "incremental": (1, 3)}
+    federations = {name: drift.drift(ragged, when, schedule=name, **moves) for name, when in rounds.items()}
+    options = {"rounds": 5, "cohort": 3, "eval_every": 1, "plan": Plan(chunk=2)}
+    for name, data in federations.items():
+        streamed, there = (jaxfl.run(ifca, data, resident=one, seed=1, **options) for one in (False, True))
+        assert_equal(streamed.state, there.state, f"rows on the host, {name}")
+        assert streamed.history.column("micro_accuracy") == there.history.column("micro_accuracy"), name
+    data = [drift.drift(ragged, (1, 4), schedule="staggered", seed=seed, **moves) for seed in (0, 1)]
+    together = jaxfl.run(ifca, data, seeds=[0, 1], **options)
+    for seed, one in enumerate(together):
+        alone = jaxfl.run(ifca, data[seed], seed=seed, **options)
+        assert_close(one.state.models, alone.state.models, "several seeds in one program")
+        assert len(one.summary["drift_stages"]) == len(data[seed].drift_rounds) == 4
+    (mapped,) = jaxfl.run_mapped(lambda _: ifca, [0.0], federations["recurrent"], rounds=5, seed=2, plan=Plan())
+    alone = jaxfl.run(ifca, federations["recurrent"], rounds=5, seed=2, cohort=1.0, plan=Plan())
+    assert_close(mapped.state.models, alone.state.models, "values in one program")
+
+
+def test_several_changes_are_before_the_last_round_and_the_schedule_looks_around_them(ifca):
+    with pytest.raises(ValueError, match=mentions("drift_rounds", 5)):
+        jaxfl.run(ifca, BACK, rounds=5, **OPTIONS)
+    schedule = Schedule.of(12, eval_every=5, drift_rounds=(1, 6, 9))
+    looks = [done for done in range(1, 13) if schedule.evaluates(done)]
+    assert looks == [1, 5, 6, 8, 9, 10, 12]
+    left = [sum(look > done for look in looks) for done in range(13)]
+    assert [schedule.evaluations_after(done) for done in range(13)] == left
+    assert [schedule.ahead(done, 1e-9) for done in (0, 1, 6, 10)] == [1, 4, 2, 2]
 
 
 @pytest.mark.rotating
@@ -232,5 +330,12 @@ def test_a_schedule_looks_at_a_drift_and_does_not_go_past_it():
 )
 def test_before_at_and_after(values, lower, wanted):
     records = [{"round": done, "micro_mse": value} for done, value in values.items()]
-    found = drift_summary(records, 5, "mse", lower=lower)
+    found = drift_summary(records, [5], "mse", lower=lower)
+    (stage,) = found.pop("drift_stages")
+    assert (stage["before"], stage["at"], stage["rounds_to_recover"]) == wanted
+    after = {done: value for done, value in values.items() if done >= 5 and value is not None}
+    assert stage["end"] == (list(after.values())[-1] if after else None)
+    area = found.pop("area_micro_mse")
+    mean = np.mean([np.interp(round, [*after], [*after.values()]) for round in range(5, 9)]) if 8 in after else None
+    assert area == pytest.approx(mean) if mean is not None else area in (None, *values.values())
     assert found.pop("drift_round") == 5 and tuple(found.values()) == wanted

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 BAR = 40  # characters of the longest bar of a histogram
 EIGHTHS = " ▏▎▍▌▋▊▉"
+MOST_CHANGES = 6  # of a drift that are listed
 MOST_GROUPS = 24  # of more, only the number is printed
 LABEL_NOUNS = {"classification": "classes", "regression": "targets", "multilabel": "labels", "next_token": "tokens"}
 
@@ -160,9 +161,11 @@ def federation_text(found: Description) -> str:
         lines.append(f"    {group['name']:<{wide}}  {clients:>14}, {rows}")
     if len(found.groups) > MOST_GROUPS:
         lines.append(f"    and {len(found.groups) - MOST_GROUPS:,} more")
-    if found.drift is not None:
-        parts = [f"{count_phrase(found.drift[name], 'client')} {name}" for name in ("change", "arrive", "leave")]
-        lines.append(f"  drift     after round {found.drift['round']:,}: {', '.join(parts)}")
+    for drift in found.drifts[:MOST_CHANGES]:
+        parts = [f"{count_phrase(drift[name], 'client')} {name}" for name in ("change", "arrive", "leave")]
+        lines.append(f"  drift     after round {drift['round']:,}: {', '.join(parts)}")
+    if more := found.drifts[MOST_CHANGES:]:
+        lines.append(f"    and {len(more):,} more, the last after round {more[-1]['round']:,}")
     return "\n".join([*lines, "Clients by training rows:", *_histogram_lines(**found.histogram)])
 
 

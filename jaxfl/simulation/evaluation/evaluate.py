@@ -6,6 +6,7 @@ the number of clients), so the pass runs over the distinct pairs, and clients th
 What is added up is the task's, see `jaxfl.tasks.Metrics`; the metrics of all clients are made of it in `metrics.py`.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -331,10 +332,18 @@ def evaluator(
         clients: the evaluation sample `[M]`, ids in ascending order; None tests all clients.
         stream: whether the rows stay on the host, and are sent in windows.
     """
-    if (drifts_at := data.drifts_at) is not None:
+    if data.drift is not None:
         options = {"clients": clients, "stream": stream}
-        looks = [evaluator(method, now, plan, finetune, test_rows, **options) for now in data.phases]
-        return Evaluator(lambda key, state: looks[int(state.round) >= drifts_at](key, state), looks[0].lowered)
+        begins = (0, *data.drift_rounds)
+
+        @functools.lru_cache(maxsize=2)  # of the stages before and after a change: each may hold rows of its own
+        def stage_evaluator(stage: int) -> Evaluator:
+            return evaluator(method, data.at(begins[stage]), plan, finetune, test_rows, **options)
+
+        def evaluate(key: Key, state: Any) -> Evaluation:
+            return stage_evaluator(int(np.searchsorted(begins, int(state.round), side="right")) - 1)(key, state)
+
+        return Evaluator(evaluate, stage_evaluator(0).lowered)
     look = _test_rows_evaluator(method, data, plan, finetune, test_rows, clients, stream)
     others: list[tuple[Evaluator, Callable[[Evaluation], dict[str, Any]]]] = []
     if data.validation is not None:

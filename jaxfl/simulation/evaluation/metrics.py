@@ -49,7 +49,7 @@ from jaxfl.text import encodable
 
 # of whom or when an entry of a record is, what it is of their metrics, and the metric
 NAME = re.compile(
-    "((before_drift|at_drift|finetuned|validation|unseen|attackers|train)_)*"
+    "((before_drift|at_drift|area|finetuned|validation|unseen|attackers|train)_)*"
     r"((micro|macro|std|worst_decile|p\d+)_)?(?P<metric>.+?)"
 )
 SUCCESS = "attack_success_rate"

@@ -17,6 +17,7 @@ from jaxfl.data.digest import digest, num_hashed_bytes
 from jaxfl.data.windows import take_rows
 from jaxfl.sampling import Sampler
 from jaxfl.simulation.evaluation.finetune import FineTune
+from jaxfl.typing import AnyArray
 
 LOOKED_AT = 1000  # rows of a mapped file that say which file it is
 FIELDS = "data_fields"  # of an identity, see `fields_of`
@@ -133,6 +134,11 @@ def _without_causes(data: FederatedData) -> FederatedData:
     return dataclasses.replace(data, causes={}, drift=drift)
 
 
+def _without_stages(values: AnyArray) -> AnyArray:
+    """Returns the values of a drift `[1]` or `[N, 1, ...]` without the axis of its one stage."""
+    return values[0] if values.ndim == 1 else values[:, 0]
+
+
 def data_identity(data: FederatedData) -> dict[str, Any]:
     """Returns the entries of an identity that say on which federation the run is."""
     identity = {"data": fingerprint(data), FIELDS: fields_of(data)}
@@ -154,6 +160,9 @@ def fields_of(data: FederatedData) -> str:
     >>> fingerprint(data) == fingerprint(other), fields_of(data) == fields_of(other)
     (True, False)
     """
-    leaves, _ = jax.tree_util.tree_flatten_with_path(_without_causes(data))
+    plain = _without_causes(data)
+    if len(data.drift_rounds) == 1:  # one change was stored without an axis of stages before there were several
+        plain = dataclasses.replace(plain, drift=jax.tree.map(_without_stages, plain.drift))
+    leaves, _ = jax.tree_util.tree_flatten_with_path(plain)
     told = [f"{jax.tree_util.keystr(path)} {np.shape(leaf)} {leaf.dtype}" for path, leaf in leaves]
     return f"{zlib.crc32(' '.join(told).encode()):08x}"
