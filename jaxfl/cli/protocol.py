@@ -362,13 +362,14 @@ def _print_scores(protocol: Protocol, settings: Mapping[str, Sequence[Job]]) -> 
         published = [row for row in protocol.published if row.is_like == method]
         told = [f"{row.method} {_percent(row.value, row.deviation)} ({row.mark})" for row in published]
         ari = f"{statistics.fmean(aris):.2f}" if aris else ""
-        label = name if name != method else run_label(method)
+        alone = sum(other[0].settings.method_name == method for other in settings.values()) == 1
+        label = run_label(method) if alone else name
         rows.append((label, *ours, ari, str(len(done)), "; ".join(told) or "-"))
     if not rows:
         return
     print()
     print_table(stdout(), (protocol.name, *names, "ari", "seeds", "published"), rows, named=True)
-    if marks := sorted({row.mark for row in protocol.published}):
-        print("; ".join(f"({mark}) {MARKS[mark]}" for mark in marks))
+    where = dict.fromkeys((row.mark, row.table) for row in protocol.published)
+    print_parts(stdout(), *(f"({mark}) {MARKS[mark]}: {table}" for mark, table in where))
     if protocol.name.endswith(protocols.REDUCED):
         print("the reduced form is not comparable with published numbers")
