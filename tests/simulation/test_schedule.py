@@ -36,9 +36,11 @@ def test_what_is_not_said_is_ten_evaluations_each_of_them_saved():
 
 
 def test_a_checkpoint_is_written_at_a_drift_where_each_evaluation_has_one():
-    each, rarer = Schedule.of(10, 4, None, None, 5), Schedule.of(10, 4, 3, None, 5)
+    each, rarer = Schedule.of(10, 4, None, None, (5,)), Schedule.of(10, 4, 3, None, (5,))
+    several = Schedule.of(10, 4, None, None, (2, 5, 7))
+    assert [done for done in range(1, 11) if several.saves(done)] == [1, 2, 4, 5, 6, 7, 8, 10]
     assert [done for done in range(1, 11) if each.saves(done)] == [4, 5, 8, 10]
     assert [done for done in range(1, 11) if rarer.saves(done)] == [3, 6, 9, 10]
-    for schedule in (each, rarer):
+    for schedule in (each, rarer, several):
         left = [sum(schedule.saves(later) for later in range(done + 1, 11)) for done in range(11)]
         assert [schedule.checkpoints_after(done) for done in range(11)] == left
