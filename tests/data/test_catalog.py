@@ -129,7 +129,8 @@ def test_options_are_those_of_the_skew_and_the_source(name):
         "attack_scale",
         "attack_target",
     }
-    own |= {"drift", "drift_round", "drift_share", "arrive", "leave"}
+    own |= {"drift", "drift_change", "drift_round", "drift_rounds", "drift_share", "drift_parts", "drift_swaps"}
+    own |= {"arrive", "leave"}
     assert set(data.options(name)) == {
         *names,
         *own,
