@@ -65,8 +65,9 @@ def test_each_record_names_what_is_there():
         assert set(record.digests) <= set(map(str, record.seeds)) and record.deviations
 
 
+@pytest.mark.filterwarnings("ignore:no client of")  # ten clients and fifteen patterns, of flux-px-8
 @pytest.mark.rotating
-@pytest.mark.parametrize("name", [name for name in NAMES if RECORDS[name].data_needed == "MNIST"])
+@pytest.mark.parametrize("name", [name for name in NAMES if "MNIST" in RECORDS[name].data_needed])
 def test_a_federation_and_models_fit_the_record(name, digits_like_mnist):
     record = RECORDS[name]
     data = options.load(record.settings("fedavg"), data_dir=digits_like_mnist, seed=record.seeds[0])
