@@ -573,9 +573,10 @@ def protocol_command(
     with reported_errors():
         from jaxfl.cli.protocol import ProtocolRequest, show_protocol
 
-        given = {"seeds": seeds, "data_dir": data_dir, "out": out, "jobs": jobs, "time_limit": time_limit}
-        flags = {"reduced": reduced, "digest": digest, "as_json": as_json, "quiet": quiet}
-        status = show_protocol(ProtocolRequest(name, method, tuple(items or ()), **given, **flags))
+        chosen = name, method, tuple(items or ()), seeds
+        status = show_protocol(
+            ProtocolRequest(*chosen, data_dir, out, jobs, time_limit, reduced, digest, as_json=as_json, quiet=quiet)
+        )
     if status:
         raise typer.Exit(status)
 
