@@ -19,7 +19,6 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
-from scipy import fft, ndimage
 
 from jaxfl.data.building import check_pixels
 from jaxfl.schema import checked
@@ -202,6 +201,8 @@ def redraw_strokes(images: np.ndarray, stroke: Stroke) -> np.ndarray:
     >>> redraw_strokes(np.array([[[9, 0, 0], [0, 0, 0], [0, 0, 0]]]), "dilate")[0].tolist()
     [[9, 9, 0], [9, 9, 0], [0, 0, 0]]
     """
+    from scipy import ndimage
+
     change = {"erode": ndimage.minimum_filter, "dilate": ndimage.maximum_filter}[stroke]
     return change(images, size=(1, 3, 3, 1)[: images.ndim], mode="nearest")
 
@@ -224,10 +225,14 @@ def _speckle_noise(x: np.ndarray, deviation: float, random: np.random.Generator)
 
 
 def _gaussian_blur(x: np.ndarray, deviation: float) -> np.ndarray:
+    from scipy import ndimage
+
     return ndimage.gaussian_filter(x, (0, deviation, deviation, 0), mode="nearest", truncate=4.0)
 
 
 def _defocus_blur(x: np.ndarray, strength: tuple[float, float]) -> np.ndarray:
+    from scipy import ndimage
+
     return ndimage.correlate(x, _smooth_disk(*strength)[None, :, :, None], mode="mirror")
 
 
@@ -235,6 +240,8 @@ def _smooth_disk(radius: float, deviation: float) -> np.ndarray:
     """Returns the kernel of a lens out of focus: a disk, whose border is smoothed by a small Gaussian; without zeros
     around it.
     """
+    from scipy import ndimage
+
     reach, taps = (8, 1) if radius <= 8 else (int(radius), 2)
     place, near = np.arange(-reach, reach + 1), np.arange(-taps, taps + 1)
     disk = (place[:, None] ** 2 + place**2 <= radius**2).astype(np.float64)
@@ -335,6 +342,8 @@ def _jpeg(x: np.ndarray, quality: int) -> np.ndarray:
 
 def _quantised(plane: np.ndarray, quanta: np.ndarray, quality: int) -> np.ndarray:
     """Returns planes `[B, H, W]` whose cosine transforms in blocks of 8 x 8 are multiples of the quanta."""
+    from scipy import fft
+
     factor = 200 - 2 * quality if quality >= 50 else 5000 / quality
     quanta = np.clip(np.floor((quanta * factor + 50) / 100), 1, 255)
     count, height, width = plane.shape

@@ -470,7 +470,7 @@ def test_a_run_that_is_whole_is_told_and_the_next_is_not_begun(tmp_path, monkeyp
 def test_a_directory_that_cannot_be_made_is_one_line(never_compiles, tmp_path):
     (tmp_path / "file").touch()
     line = refused("run", "fedavg", *SMALL, "--out", tmp_path / "file" / "a")
-    assert re.search(mentions("out", tmp_path / "file" / "a", "Not a directory"), line)
+    assert re.search(mentions("out", tmp_path / "file" / "a", "below the file"), line)
     (tmp_path / "folder.npz").mkdir()
     line = refused("data", "iid-digits", "--save", tmp_path / "folder.npz")
     assert re.search(mentions("save", "folder", tmp_path / "folder.npz"), line)

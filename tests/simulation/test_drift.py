@@ -197,7 +197,7 @@ def test_what_cannot_be_is_refused_before_anything_is_compiled(ifca):
         jaxfl.run(ifca, DATA, rounds=3, **OPTIONS)
     with pytest.raises(ValueError, match=mentions("resident", "arrive")):
         jaxfl.run(ifca, MOVING, rounds=4, resident=False, **OPTIONS)
-    with pytest.raises(ValueError, match=mentions("data", "drift", "round", "seed")):
+    with pytest.raises(ValueError, match=mentions("data", "drift", "rounds", "seed")):
         jaxfl.run(ifca, [DATA, drift.drift(STILL, 2, kind="swap")], rounds=4, seeds=[0, 1], plan=Plan())
     with pytest.raises(ValueError, match=mentions("data", "arrive", "jaxfl.run")):
         jaxfl.run_mapped(lambda _: ifca, [0.0], MOVING, rounds=4)
