@@ -123,7 +123,8 @@ ROWS = (
     Row("fedccfa", "threshold", (0.01, 0.03, 0.1), (0.003, 0.3), beside=2.0, items=("align_from=5",)),
     Row("feddbe", "mean_pull", (0.5, 5.0, 50.0), (0.05, 500.0), once=1.0),
     Row("fedproto", "prototype_weight", (0.1, 1.0, 10.0), (0.01, 100.0)),  # PFLlib has 10 for its mean over coordinates
-    Row("knnper", "memory_weight", (0.25, 0.5, 0.75), (0.1, 0.9)),
+    # no client has more than 150 rows: more places for them would be compared for nothing
+    Row("knnper", "memory_weight", (0.25, 0.5, 0.75), (0.1, 0.9), items=("capacity=150",)),
     Row("fedbabu", "finetune_part", ("all", "head", "body")),
     Row("fedrod", "start", ("zero", "generic")),
     Row("fedrep", items=("head_epochs=1",), beside=1.0),
