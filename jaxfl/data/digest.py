@@ -12,9 +12,11 @@ causes in the order of their names; the masks of clients that are held out and a
 and for each its round, and rows, views, causes and masks afterwards.
 """
 
+import dataclasses
 import hashlib
 from collections.abc import Iterator
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.data.causes import UNNAMED
@@ -66,8 +68,8 @@ def pixel_digest(data: FederatedData) -> str | None:
     (now, *_), sizes = data.phases, np.asarray(data.train.size)
     start = int(np.asarray(now.train.start)[0])
     positions = np.argsort(np.asarray(now.train.rows)[start : start + int(sizes[0])], kind="stable")
-    unscaled = now.replace(mean=None, std=None)  # type: ignore[attr-defined]
-    seen = np.asarray(unscaled.batch(now.train, np.int32(0), positions[:LOOKED_AT_PIXELS].astype(np.int32)).x)
+    unscaled = dataclasses.replace(now, mean=None, std=None)
+    seen = np.asarray(unscaled.batch(now.train, jnp.int32(0), jnp.asarray(positions[:LOOKED_AT_PIXELS], jnp.int32)).x)
     pixels = np.clip(np.rint(seen), 0, 255).astype(np.uint8)
     return f"pix1:{hashlib.sha256(pixels.tobytes()).hexdigest()[:DIGITS]}"
 

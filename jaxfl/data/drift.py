@@ -611,12 +611,13 @@ def apply_conditions(
             f"{drift or 'none'}."
         )
     kind: Any = (drift_change or "labels") if scheduled else drift
+    schedule: Any = drift if scheduled else "sudden"
     rounds: Any = drift_rounds if drift_round is None else drift_round
     return _drift(
         data,
         rounds,
         kind=kind,
-        schedule=drift if scheduled else "sudden",  # type: ignore[arg-type]
+        schedule=schedule,
         share=drift_share,
         parts=drift_parts,
         swaps=drift_swaps,
