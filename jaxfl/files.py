@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from filelock import FileLock, Timeout
 
-from jaxfl.operating_system import flush_folder
+from jaxfl.host.operating_system import flush_folder
 
 BLOCK, BLOCKS = 1 << 20, 64  # bytes of a block, and the number of blocks that are read of a long file
 PARTIAL = ".jaxfl-partial-"  # begins the names of files that are not complete

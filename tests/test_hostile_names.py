@@ -30,10 +30,10 @@ from jaxfl.cli import errors, page, tables
 from jaxfl.cli.app import app
 from jaxfl.cli.tables.console import print_parts, print_table, progress_message, stderr, stdout
 from jaxfl.data.describe import describe
+from jaxfl.host.text import FORMULA_STARTS, encodable, printable
 from jaxfl.jobs import job
 from jaxfl.plots import style
 from jaxfl.simulation.records.history import write_json
-from jaxfl.text import FORMULA_STARTS, encodable, printable
 from tests.hostile import FORBIDDEN, HOSTILE_NAMES
 
 NAMES = list(HOSTILE_NAMES.values())

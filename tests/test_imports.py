@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[1]
 
 # From the ground up: a module imports its own room and the floors below, not the other rooms of its floor.
 FLOORS = (
-    ("operating_system",),
-    ("bounded", "files", "schema", "text", "typing"),
+    ("host",),
+    ("bounded", "files", "schema", "typing"),
     ("random", "tree"),
     ("cohort",),
     ("models", "data"),

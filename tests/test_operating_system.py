@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxfl.operating_system import flush_folder, module_command, peak_memory, return_freed_memory, signal_numbers
+from jaxfl.host.operating_system import flush_folder, module_command, peak_memory, return_freed_memory, signal_numbers
 
 # What Windows has not, and a system without any kind of file lock.
 LACKING = """
@@ -52,7 +52,7 @@ def test_a_run_needs_none_of_what_windows_lacks(tmp_path):
 
 
 def test_what_is_lacking_has_a_fallback():
-    code = LACKING + "from jaxfl.operating_system import *; from pathlib import Path\n"
+    code = LACKING + "from jaxfl.host.operating_system import *; from pathlib import Path\n"
     code += "print(peak_memory(), signal_descriptor(), signal_numbers('SIGINT', 'SIGHUP'), flush_folder(Path('.')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "0 None (<Signals.SIGINT: 2>,) None\n", done.stderr

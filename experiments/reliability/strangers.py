@@ -30,7 +30,7 @@ import jaxfl
 from experiments.reliability.campaign import ended_by_interrupt, parser, until
 from experiments.speed import measure
 from jaxfl.cli.compare import compare_runs
-from jaxfl.text import FORMULA_STARTS, printable
+from jaxfl.host.text import FORMULA_STARTS, printable
 
 RAN = "JAXFL_STRANGER_RAN"  # a variable of the environment that executed files write into
 HONEST = f"""

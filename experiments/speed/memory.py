@@ -22,8 +22,8 @@ import optax
 
 import jaxfl
 from experiments.speed import measure
+from jaxfl.host.operating_system import return_freed_memory
 from jaxfl.methods import METHODS, Method
-from jaxfl.operating_system import return_freed_memory
 from jaxfl.simulation.program import peak_bytes
 
 CLIENTS, ROWS, COHORT, ROUNDS = 24, 40, 8, 2

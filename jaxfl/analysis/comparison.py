@@ -14,11 +14,11 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from jaxfl.host.text import BOLD, bold_parts, csv_table, encodable, markdown_cell, printable
 from jaxfl.schema import checked
 from jaxfl.simulation.evaluation.metrics import CAUSE_PREFIX, NAME, is_lower_better, main_metric
 from jaxfl.simulation.records.history import History
 from jaxfl.simulation.records.identity import DATA_CHECKSUM, DIGEST, FINGERPRINT, JAX_SETTINGS
-from jaxfl.text import BOLD, bold_parts, csv_table, encodable, markdown_cell, printable
 
 if TYPE_CHECKING:
     import pandas
@@ -34,7 +34,7 @@ SIGNS = str.maketrans(
 
 
 def latex_cell(cell: str) -> str:
-    r"""Returns a cell in LaTeX; `jaxfl.text.BOLD` becomes bold.
+    r"""Returns a cell in LaTeX; `jaxfl.host.text.BOLD` becomes bold.
 
     >>> print(latex_cell("layers=^Conv_{0} 5 %"), latex_cell(BOLD.format("1")), latex_cell("[1cm]"))
     layers=\^{}Conv\_\{0\} 5 \% \textbf{1} {}[1cm]

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxfl.bench import axes
 from jaxfl.bench.axes import AXES, ScalingPoint
-from jaxfl.operating_system import module_command
+from jaxfl.host.operating_system import module_command
 from jaxfl.schema import checked
 
 BUSY = 1.5  # processes a core: these measurements alone want all cores

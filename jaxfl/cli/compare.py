@@ -17,13 +17,13 @@ from jaxfl.cli import page
 from jaxfl.cli.run_page import PAGE, command_line, format_cell
 from jaxfl.cli.tables.console import print_parts, print_table, stderr, stdout
 from jaxfl.files import check_output, real_path, signature, write_text
+from jaxfl.host.text import BOLD
 from jaxfl.jobs.job import DPI
 from jaxfl.jobs.loaded import written_job
 from jaxfl.plots import style
 from jaxfl.plots.curves import curves
 from jaxfl.schema import check_name
 from jaxfl.simulation.records.identity import FINGERPRINT
-from jaxfl.text import BOLD
 
 COMMAND = "compare"  # in what is written
 CURVE_METRICS = ("loss", "num_clusters", "ari")  # drawn beside the compared metric, where all runs have them

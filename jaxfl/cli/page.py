@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxfl.files import signature
-from jaxfl.text import bold_parts, markdown_cell, printable
+from jaxfl.host.text import bold_parts, markdown_cell, printable
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 72rem; margin: 2rem auto; padding: 0 1rem }
@@ -75,7 +75,7 @@ class Bold(str):
 
     @classmethod
     def of(cls, cell: str) -> str:
-        """Returns a cell, as bold text if it is marked by `jaxfl.text.BOLD`."""
+        """Returns a cell, as bold text if it is marked by `jaxfl.host.text.BOLD`."""
         texts, are_bold = zip(*bold_parts(cell), strict=True)
         return cls("".join(texts)) if any(are_bold) else cell
 

@@ -15,6 +15,7 @@ from jaxfl.cli.signals import TRY_AGAIN
 from jaxfl.cli.tables.console import print_parts, print_table, progress_message, stderr, stdout
 from jaxfl.data.clients import FederatedData
 from jaxfl.files import is_missing
+from jaxfl.host.text import printable
 from jaxfl.jobs import job
 from jaxfl.jobs.job import Job, add_saved_summaries, summarise_seeds
 from jaxfl.random import check_seed_or_seeds
@@ -29,7 +30,6 @@ from jaxfl.simulation.progress import Diverged, divergence_remedy
 from jaxfl.simulation.result import RECOVERED, Callback, Event, Result, exit_callbacks
 from jaxfl.simulation.seeds import seeds_per_program
 from jaxfl.simulation.spec import share_equal_arrays
-from jaxfl.text import printable
 
 CallbackFactory = Callable[[Sequence[Job]], list[Callback]]
 

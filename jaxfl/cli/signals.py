@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 
-from jaxfl.operating_system import signal_descriptor, signal_numbers
+from jaxfl.host.operating_system import signal_descriptor, signal_numbers
 from jaxfl.simulation import interrupts
 
 TRY_AGAIN = 75  # exit status of a run that has used up its time (`EX_TEMPFAIL`): the same command continues it

@@ -22,8 +22,8 @@ import jax
 
 from jaxfl.cli.run import Deadline
 from jaxfl.cli.tables.console import stderr
+from jaxfl.host.operating_system import module_command
 from jaxfl.jobs.job import Job
-from jaxfl.operating_system import module_command
 from jaxfl.schema import quoted
 from jaxfl.simulation.interrupts import Deferred, Stopped
 from jaxfl.simulation.records.directory import RunDirectory

@@ -22,6 +22,7 @@ from jaxfl.data.catalog import user_checksum, user_files
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.drift import given_rounds
 from jaxfl.files import is_beside, keep_copy, own_names, real_path, user_path, write_text
+from jaxfl.host.text import csv_table
 from jaxfl.methods.base import Method
 from jaxfl.models.weights import check_weights
 from jaxfl.plots.style import check_backend, import_matplotlib, write_picture
@@ -50,7 +51,6 @@ from jaxfl.simulation.records.shared import directory_at
 from jaxfl.simulation.result import Callback, Result, client_columns
 from jaxfl.simulation.run import run
 from jaxfl.simulation.schedule import Schedule, check_checkpoints
-from jaxfl.text import csv_table
 from jaxfl.wire.wired import check_min_sum
 
 CLIENTS = "clients.csv"

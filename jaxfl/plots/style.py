@@ -11,8 +11,8 @@ import numpy as np
 
 from jaxfl import files
 from jaxfl.data.clients import FederatedData
+from jaxfl.host.text import printable
 from jaxfl.schema import checked
-from jaxfl.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
-from jaxfl.operating_system import signal_numbers
+from jaxfl.host.operating_system import signal_numbers
 
 # Announcements: each may come several times (SIGXCPU does every second) and another signal after it, with time left.
 NOTICES = signal_numbers("SIGHUP", "SIGUSR1", "SIGXCPU")

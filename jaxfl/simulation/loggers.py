@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxfl.files import user_path, write_text
+from jaxfl.host.text import csv_cell
 from jaxfl.simulation.result import Callback, Event
-from jaxfl.text import csv_cell
 
 GROUP_METRICS = ("ari", "nmi", "purity")  # of data without true groups they are never known
 LONGEST_LINE = 1 << 20  # bytes of the names of a table's columns

@@ -24,12 +24,12 @@ from jaxfl import engine, sampling, tree
 from jaxfl.client.fast import coordinates
 from jaxfl.cohort import Cohort, Plan, default_mesh
 from jaxfl.data.clients import FederatedData
+from jaxfl.host.operating_system import peak_memory, return_freed_memory
+from jaxfl.host.text import encodable
 from jaxfl.methods.base import Info, Method
 from jaxfl.methods.hyperparameters import hyperparameters_of
-from jaxfl.operating_system import peak_memory, return_freed_memory
 from jaxfl.sampling import Sampler
 from jaxfl.simulation.processes import least
-from jaxfl.text import encodable
 from jaxfl.typing import Array, Key
 from jaxfl.wire.wired import attacked
 

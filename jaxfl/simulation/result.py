@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxfl.data.clients import FederatedData
+from jaxfl.host.text import encodable
 from jaxfl.methods.base import MEMORY, Method, clients_to_train, trained_once
 from jaxfl.models.weights import save_weights
 from jaxfl.schema import check_type
@@ -17,7 +18,6 @@ from jaxfl.simulation.evaluation.evaluate import client_model
 from jaxfl.simulation.evaluation.metrics import Evaluation, numbers_phrase
 from jaxfl.simulation.evaluation.served import evaluate_newcomers, predict
 from jaxfl.simulation.records.history import History
-from jaxfl.text import encodable
 from jaxfl.typing import Params
 
 if TYPE_CHECKING:

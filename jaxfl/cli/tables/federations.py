@@ -8,8 +8,8 @@ from jaxfl import data as federations
 from jaxfl.cli.tables.choices import key_values
 from jaxfl.data import sources
 from jaxfl.data.describe import Description
+from jaxfl.host.text import printable
 from jaxfl.plots.style import count_phrase
-from jaxfl.text import printable
 
 if TYPE_CHECKING:
     from rich.table import Table

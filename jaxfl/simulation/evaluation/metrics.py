@@ -44,8 +44,8 @@ import numpy as np
 
 from jaxfl.clustering import scores
 from jaxfl.data.clients import FederatedData
+from jaxfl.host.text import encodable
 from jaxfl.tasks import Metrics
-from jaxfl.text import encodable
 
 # of whom or when an entry of a record is, what it is of their metrics, and the metric
 NAME = re.compile(
