@@ -176,13 +176,12 @@ def _cluster_sums(share: Array, values: Array) -> Array:
 
     What is not finite is of the clusters with a share in its row alone: in a product it is of all, 0 times NaN is NaN.
     """
-    finite = jnp.isfinite(values)
-    sums = jnp.matmul(share.T, jnp.where(finite, values, 0), precision="highest")  # [K, d]
+    sums = jnp.matmul(share.T, values, precision="highest")  # [K, d]
 
-    def others() -> Array:
-        return jnp.where((share > 0)[:, :, None], jnp.where(finite, 0, values)[:, None], 0).sum(0)
+    def one_by_one() -> Array:
+        return lax.map(lambda part: jnp.where(part[:, None] > 0, part[:, None] * values, 0).sum(0), share.T)
 
-    return sums + lax.cond(finite.all(), lambda: jnp.zeros_like(sums), others)
+    return lax.cond(jnp.isfinite(sums).all(), lambda: sums, one_by_one)
 
 
 def _middle(points: Array, member: Array) -> Array:

@@ -76,7 +76,7 @@ def pixel_digest(data: FederatedData) -> str | None:
 
 def num_hashed_bytes(data: FederatedData) -> int:
     """Returns the approximate number of bytes that `digest` hashes."""
-    rows = sum(int(np.sum(split.size, dtype=np.int64)) for now in data.phases for split in now.splits.values())
+    rows = sum(int(np.asarray(split.size).sum(dtype=np.int64)) for now in data.phases for split in now.splits.values())
     return int(data.inputs.nbytes + data.labels.nbytes) + 4 * rows
 
 

@@ -134,7 +134,7 @@ def drift_summary(
     [{'round': 5, 'before': 0.9, 'at': 0.4, 'end': 0.895, 'rounds_to_recover': 7, 'ari': None}]
     >>> found
     {'drift_round': 5, 'before_drift_micro_accuracy': 0.9, 'at_drift_micro_accuracy': 0.4, 'rounds_to_recover': 7,
-     'area_micro_accuracy': 0.6359375}
+     'area_micro_accuracy': 0.6859375}
     """
     name, sign = f"micro_{main}", -1 if lower else 1
     known = [(one["round"], one[name], one.get("ari")) for one in records if one.get(name) is not None]

@@ -105,7 +105,7 @@ def test_what_is_not_finite_is_of_its_own_cluster_alone(fn, value):
     wanted = fn(jnp.asarray(points), *given_)
     points[4:6, 1] = value
     got = fn(jnp.asarray(points), *given_)
-    np.testing.assert_array_equal(got[::2], wanted[::2])
+    np.testing.assert_allclose(got[::2], wanted[::2], rtol=1e-6)  # their rows are summed in another order
     assert not np.isfinite(got[1, 1])
 
 

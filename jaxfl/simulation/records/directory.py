@@ -528,8 +528,6 @@ class RunDirectory:
     def _refuse_another(self, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
         """Raises ValueError if two descriptions of a run differ, and names the first difference."""
         names = _differing_names(saved, wanted)
-        if names[:1] == ["data"] and DIGEST in names:  # a checksum says less
-            names = [DIGEST]
         for name in names[:1]:
             owner, _, checksum = name.partition("_")
             if checksum == "checksum" and saved.get(name) and wanted.get(name):
@@ -549,9 +547,11 @@ class RunDirectory:
                     f"{self.argument} {str(self.path)!r} holds a run that JAX computed with {name}={before!r}, got "
                     f"{now!r}, which gives other numbers; {remedy}, or choose another directory."
                 )
+            told = ["data", DIGEST] if name == "data" and DIGEST in names else [name]  # a checksum alone says less
+            before, now = (", ".join(f"{one}={config.get(one)!r}" for one in told) for config in (saved, wanted))
             raise ValueError(
-                f"{self.argument} {str(self.path)!r} holds a run with {name}={saved.get(name)!r}, got "
-                f"{wanted.get(name)!r}; resume it with the configuration that wrote it, or choose another directory."
+                f"{self.argument} {str(self.path)!r} holds a run with {before}, got {now}; resume it with the "
+                "configuration that wrote it, or choose another directory."
             )
 
 
