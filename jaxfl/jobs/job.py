@@ -358,6 +358,7 @@ def _arguments(job: Job, tools: Tools) -> dict[str, Any]:
         "test_rows": job.settings.run.get("test_rows"),
         "eval_clients": job.settings.run.get("eval_clients"),
         "finetune": tools.finetune,
+        "clients_history": job.settings.run.get("clients_history", False),
         "checkpoint_every": job.checkpoint_every,
         "resume": job.resume,
         "plan": options.plan(job.settings),

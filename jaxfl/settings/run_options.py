@@ -101,6 +101,12 @@ RUN = (
         "number of clients that are tested; none tests all clients, or 10,000 of them if there are more",
     ),
     Option(
+        "clients_history",
+        False,
+        bool,
+        "whether the metrics of every client are kept at every evaluation, in clients-history.parquet",
+    ),
+    Option(
         "resident",
         "auto",
         bool | Literal["auto"],

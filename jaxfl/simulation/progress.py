@@ -19,7 +19,7 @@ from jaxfl.data.conditions import UNSCALED
 from jaxfl.methods.base import Method, Participation, slots_of, takes_part
 from jaxfl.sampling import check_drawn
 from jaxfl.simulation import processes
-from jaxfl.simulation.evaluation.metrics import Evaluation
+from jaxfl.simulation.evaluation.metrics import Evaluation, history_columns
 from jaxfl.simulation.host.rows import (
     NAME,
     HostRows,
@@ -32,7 +32,7 @@ from jaxfl.simulation.host.rows import (
 from jaxfl.simulation.program import Advance, RoundLog
 from jaxfl.simulation.records import checkpoint
 from jaxfl.simulation.records.checkpoint import Saved
-from jaxfl.simulation.records.directory import HISTORY, RunDirectory
+from jaxfl.simulation.records.directory import HISTORY, KEEPS_CLIENTS, RunDirectory
 from jaxfl.simulation.records.history import CLUSTERS, History
 from jaxfl.typing import Params
 
@@ -302,7 +302,10 @@ class Progress:
     @functools.cached_property  # opened after the state is restored: a run that is refused changes no file
     def history(self) -> History:
         """Returns the history, which writes each record to the directory."""
-        return History() if self._directory is None else self._directory.history(self._resumed_at)
+        history = History() if self._directory is None else self._directory.history(self._resumed_at)
+        if self._identity.get(KEEPS_CLIENTS) and processes.first():
+            history.keep_clients()
+        return history
 
     @property
     def history_so_far(self) -> History:
@@ -363,6 +366,8 @@ class Progress:
         if not found:
             return
         kept = ""
+        with self._name_disk_errors():
+            self.history_so_far.save_clients()
         if self._directory is not None:
             held = f"round {self.saved} is kept in" if self.saved else "nothing was good enough to be kept in"
             kept = f"; {held} {self._directory.path}"
@@ -389,6 +394,7 @@ class Progress:
         record = self.tally.record(self.done, evaluation, self.median_round_seconds)
         with self._name_disk_errors():
             self.history.append(record, evaluation.cluster)
+        self.history.note_clients(self.done, history_columns(evaluation))
         return record
 
     def restore_clusters(self, evaluation: Evaluation) -> None:
@@ -423,6 +429,8 @@ class Progress:
             return None
         with self._name_disk_errors():
             self.history.correct(evaluation.metrics)
+            self.history.note_clients(self.done, history_columns(evaluation))
+            self.history.save_clients()
         return self.history[-1]
 
     def save(self, state: Params, *, sound: Callable[[Params], bool] | None = None, anew: bool = False) -> bool:
@@ -441,6 +449,7 @@ class Progress:
         if self._directory is None or not due or not (sound is None or sound(state)):
             return False
         with self._name_disk_errors(), saved_on_disk(state) as saved:
+            self.history.save_clients()  # first: a checkpoint has all evaluations before it
             self._directory.save(saved, self._header())
         self.saved = self.done
         return True

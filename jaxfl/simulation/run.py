@@ -23,6 +23,7 @@ from jaxfl.simulation.host.streaming import Resident
 from jaxfl.simulation.loop import train
 from jaxfl.simulation.prepared import Prepared
 from jaxfl.simulation.progress import Diverged, check_complete
+from jaxfl.simulation.records.directory import KEEPS_CLIENTS
 from jaxfl.simulation.records.identity import check_config, check_named, identity_of
 from jaxfl.simulation.records.shared import directory_at
 from jaxfl.simulation.result import Callback, Result, check_callbacks, exit_callbacks
@@ -55,6 +56,7 @@ def run(
     test_rows: int | None = None,
     eval_clients: int | None = None,
     finetune: FineTune | None = None,
+    clients_history: bool = False,
     callbacks: Sequence[Callback] = (),
     checkpoint_dir: str | os.PathLike | None = None,
     checkpoint_every: int | None = None,
@@ -98,6 +100,9 @@ def run(
         finetune: tests every client a second time, after local training of its served model: the metrics
             `finetuned_micro_accuracy` and others, see `FineTune`. An evaluation then costs N trainings and N tests
             more; nothing else changes.
+        clients_history: keeps the cluster, metrics and loss of every client at every evaluation: `history.clients`, and
+            `clients-history.parquet` in `checkpoint_dir`, which is written whole with each checkpoint. Nothing else
+            changes. Of several processes the first one has it.
         callbacks: called with an `Event` about once a second and after every evaluation. Context managers are exited
             when the run is over, however it ends.
         checkpoint_dir: folder for `history.jsonl` (a line per evaluation), `clusters.jsonl` (a line where clients have
@@ -187,6 +192,7 @@ def run(
         identity |= {} if test_rows is None else {"test_rows": int(test_rows)}
         sample = evaluation_sample(federation, eval_clients, number)
         identity |= {} if sample is None else {"eval_clients": len(sample)}
+        identity |= {KEEPS_CLIENTS: True} if clients_history else {}
         identity |= {} if privacy is None else {PRIVACY: privacy.identity()}
         directory = directory_at(folder_of(number), resume=resume)
         return SeedSpec(number, federation.in_programs(), federation.client_names, sample, directory, identity)

@@ -345,13 +345,13 @@ def evaluator(
 
         return Evaluator(evaluate, stage_evaluator(0).lowered)
     look = _test_rows_evaluator(method, data, plan, finetune, test_rows, clients, stream)
-    others: list[tuple[Evaluator, Callable[[Evaluation], dict[str, Any]]]] = []
+    others: list[tuple[Evaluator, Callable[[Evaluation], OtherMetrics]]] = []
     if data.validation is not None:
         apart = _test_rows_evaluator(method, on_validation(data), plan, None, test_rows, clients, stream)
         others.append((apart, _validation_metrics))
     if data.trigger is not None:
         hit = _test_rows_evaluator(method, on_triggered(data), plan, None, test_rows, clients, stream)
-        others.append((hit, lambda found: {SUCCESS: found.metrics[f"micro_{found.main}"]}))
+        others.append((hit, lambda found: ({SUCCESS: found.metrics[f"micro_{found.main}"]}, {})))
     cohesion = CohesionScorer(method, data) if data.group is None else None
     if not others and cohesion is None:
         return look
@@ -361,16 +361,22 @@ def evaluator(
         if cohesion is not None:
             found = found._replace(metrics=found.metrics | cohesion(key, found))
         for test, metrics_of in others:
-            found = found._replace(metrics=found.metrics | metrics_of(test(key, state)))
+            metrics, columns = metrics_of(test(key, state))
+            found = found._replace(metrics=found.metrics | metrics, others={**found.others, **columns})
         return found
 
     return Evaluator(all_tests, look.lowered)
 
 
-def _validation_metrics(found: Evaluation) -> dict[str, Any]:
-    """Returns the metrics of validation rows by their names."""
+OtherMetrics = tuple[dict[str, Any], dict[str, np.ndarray]]  # of all clients, and of each [N], by their names
+
+
+def _validation_metrics(found: Evaluation) -> OtherMetrics:
+    """Returns the metrics of validation rows."""
     own = {name: value for name, value in found.metrics.items() if not name.startswith(CAUSE_PREFIX)}
-    return {f"validation_{name}": value for name, value in own.items() if name not in NOT_OF_TEST_ROWS}
+    metrics = {f"validation_{name}": value for name, value in own.items() if name not in NOT_OF_TEST_ROWS}
+    columns = {**found.values, "loss": found.loss}
+    return metrics, {f"validation_{name}": values for name, values in columns.items()}
 
 
 def _test_rows_evaluator(

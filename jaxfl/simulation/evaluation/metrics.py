@@ -79,6 +79,7 @@ class Evaluation(NamedTuple):
     loss: np.ndarray  # [N]
     cluster: np.ndarray  # [N] slot of the model that each client is served, -1 for none
     finetuned: "Evaluation | None" = None  # the same of fine-tuned models, with `finetune`
+    others: Mapping[str, np.ndarray] = {}  # [N] metrics of other rows than the test rows, such as `validation_accuracy`
 
     @property
     def main(self) -> str:
@@ -95,6 +96,14 @@ class Evaluation(NamedTuple):
         """Returns a line: it has some numbers for every client."""
         names = (f"micro_{self.main}", f"macro_{self.main}", "loss", "num_clusters")
         return f"Evaluation({len(self.cluster)} clients, {numbers_phrase(self.metrics, names)})"
+
+
+def history_columns(found: Evaluation) -> dict[str, np.ndarray]:
+    """Returns the numbers of each client `[N]` that a history of the clients has."""
+    columns = {"cluster": found.cluster, "rows": found.rows, **found.values, "loss": found.loss}
+    if found.finetuned is not None:
+        columns |= {f"finetuned_{name}": values for name, values in found.finetuned.values.items()}
+    return columns | dict(found.others)
 
 
 def counted_clients(data: FederatedData) -> np.ndarray:

@@ -1,9 +1,10 @@
 """The directory of a run: its files, its lock, and the checks before a run is resumed.
 
 `config.json` has the job of the run. While the run goes on, `history.jsonl` and `clusters.jsonl` grow,
-`checkpoint.npz` changes, with `checkpoint-before.npz` and maybe `rows.bin` (see `jaxfl.simulation.host.rows`) beside
-it, and `.jaxfl.lock` keeps other runs away. `summary.json` says what came of it. JSON files and checkpoints are whole
-or not there: they are written beside the old one and renamed over it.
+`checkpoint.npz` changes, with `checkpoint-before.npz` and maybe `rows.bin` (see `jaxfl.simulation.host.rows`) and
+`clients-history.parquet` (see `jaxfl.simulation.records.clients_history`) beside it, and `.jaxfl.lock` keeps other runs
+away. `summary.json` says what came of it. JSON files, parquet files and checkpoints are whole or not there: they are
+written beside the old one and renamed over it.
 
 `.jaxfl` lists the files of the run before any of them is written, see `jaxfl.files`: a directory that has another file
 of such a name is refused. Runs of version 0.1.0 have no list; they are recognised by their config or their checkpoint.
@@ -36,6 +37,7 @@ from jaxfl.files import (
 from jaxfl.simulation.host.rows import NAME as ROWS
 from jaxfl.simulation.records import checkpoint
 from jaxfl.simulation.records.checkpoint import Saved
+from jaxfl.simulation.records.clients_history import CLIENTS_HISTORY, ClientsHistory
 from jaxfl.simulation.records.history import (
     CLUSTERS,
     NUMBER,
@@ -52,6 +54,7 @@ from jaxfl.typing import Params
 
 LOCK = ".jaxfl.lock"
 LOWER = "lower_is_better"  # in a summary: metrics that should fall
+KEEPS_CLIENTS = "clients_history"  # in an identity: that each client's metrics are kept at every evaluation
 DIVERGED = "diverged"  # in a config: the rounds that were asked for, and the reason why the run has diverged
 
 
@@ -118,7 +121,9 @@ def _holder_phrase(path: Path) -> str:
 
 
 CONFIG, HISTORY, SUMMARY = "config.json", "history.jsonl", "summary.json"
-RUN_FILES = (HISTORY, CLUSTERS, checkpoint.NAME, checkpoint.BEFORE, checkpoint.DAMAGED, ROWS)  # of every run
+RUN_FILES = (  # of every run
+    *(HISTORY, CLUSTERS, CLIENTS_HISTORY, checkpoint.NAME, checkpoint.BEFORE, checkpoint.DAMAGED, ROWS),
+)
 OLDER_FILES = (  # of the jobs of versions that did not list their files
     *RUN_FILES, CONFIG, SUMMARY, "clients.csv", "log.csv", "index.html", "convergence.png", "clusters.png",
     "alluvial.png", "confusion.png", "personalisation.png", "classes.png", "similarity.png",
@@ -373,11 +378,20 @@ class RunDirectory:
             ValueError: some are missing.
         """
         rounds, records = saved.header["round"], saved.header["records"]
-        if (found := len(self._records(rounds))) < records:
+        kept = self._records(rounds)
+        if (found := len(kept)) < records:
             raise ValueError(
                 f"{self.path / HISTORY} must hold {records} records of the first {rounds} rounds, found {found}; put "
                 "the file back as it was, or choose another directory."
             )
+        if saved.header["identity"].get(KEEPS_CLIENTS):
+            clients = self.path / CLIENTS_HISTORY
+            held = ClientsHistory.read(clients).rounds if clients.exists() else []
+            if lacking := sorted({one["round"] for one in kept if one.get("loss") is not None}.difference(held)):
+                raise ValueError(
+                    f"{clients} must hold the clients' metrics of round {lacking[0]}, and does not; put the file back "
+                    "as it was, or choose another directory."
+                )
 
     def _records(self, rounds: int) -> list[dict[str, Any]]:
         """Returns the records of the first `rounds`."""
@@ -416,7 +430,8 @@ class RunDirectory:
             warnings.simplefilter("ignore")  # of the checkpoint before: `open` warns of it
             saved = self.newest()
         if (self.path / HISTORY).exists():
-            _ = History(self.path / HISTORY).moves
+            history = History(self.path / HISTORY)
+            _ = history.moves, history.clients
         if saved is not None:
             self._check_records(saved)
 

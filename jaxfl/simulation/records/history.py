@@ -1,7 +1,8 @@
 """The history of a run: a record per evaluation, on disk as soon as it exists.
 
 Beside the records of `history.jsonl` lie the clusters of the clients, in `clusters.jsonl`: a line after each evaluation
-at which a client is in another cluster than before.
+at which a client is in another cluster than before. With `clients_history` there are the metrics of each client, too,
+see `ClientsHistory`.
 """
 
 import contextlib
@@ -17,6 +18,7 @@ import numpy as np
 
 from jaxfl.data import bounded
 from jaxfl.files import write_text
+from jaxfl.simulation.records.clients_history import CLIENTS_HISTORY, ClientsHistory
 
 if TYPE_CHECKING:
     import pandas
@@ -66,6 +68,7 @@ class History:
         self.records: list[dict[str, Any]] = [] if self.path is None else read_records(self.path)
         self._writes = False
         self._moves: list[dict[str, Any]] | None = [] if path is None else None  # None: not read yet
+        self._clients: ClientsHistory | None = None  # not kept, or not read yet
 
     @classmethod
     def writing(cls, path: str | os.PathLike, records: Iterable[dict[str, Any]] = ()) -> "History":
@@ -73,7 +76,8 @@ class History:
 
         Args:
             path: of the file, which is replaced.
-            records: the first ones; a `History` brings its clusters, otherwise those in the folder are read.
+            records: the first ones; a `History` brings its clusters and clients, otherwise those in the folder are
+                read.
         """
         history = cls()
         history.path, history.records, history._writes = Path(path), list(records), True
@@ -82,6 +86,14 @@ class History:
         history._moves = [move for move in moves if move["round"] <= last]
         if history._moves or (history.path.parent / CLUSTERS).exists():
             write_text(history.path.parent / CLUSTERS, "".join(map(_json_line, history._moves)))
+        beside = history.path.parent / CLIENTS_HISTORY
+        if isinstance(records, History):
+            known = records.clients
+        else:
+            known = ClientsHistory.read(beside) if last and beside.exists() else None
+        if known is not None:
+            history._clients = known.until(last, beside)
+            history._clients.save()
         write_text(history.path, "".join(_json_line(record) for record in history.records))
         return history
 
@@ -91,6 +103,36 @@ class History:
         if self._moves is None:
             self._moves = [] if self.path is None else _read_moves(self.path)
         return self._moves
+
+    @property
+    def clients(self) -> ClientsHistory | None:
+        """Returns the metrics of each client at each evaluation; None where they were not kept (`clients_history`).
+
+        >>> history = History()
+        >>> history.keep_clients()
+        >>> history.note_clients(2, {"rows": np.array([4, 4]), "accuracy": np.array([0.5, 0.25])})
+        >>> history.clients["accuracy"].tolist()
+        [[0.5, 0.25]]
+        """
+        if self._clients is None and self.path is not None and not self._writes:
+            beside = self.path.parent / CLIENTS_HISTORY
+            self._clients = ClientsHistory.read(beside) if beside.exists() else None
+        return self._clients
+
+    def keep_clients(self) -> None:
+        """Makes the history keep the metrics of each client from now on."""
+        if self._clients is None:
+            self._clients = ClientsHistory(None if self.path is None else self.path.parent / CLIENTS_HISTORY)
+
+    def note_clients(self, round: int, columns: Mapping[str, np.ndarray]) -> None:
+        """Adds the metrics of each client after a round, in memory; nothing where they are not kept."""
+        if self._clients is not None:
+            self._clients.append(round, columns)
+
+    def save_clients(self) -> None:
+        """Writes the metrics of each client to the disk, if they are kept."""
+        if self._clients is not None:
+            self._clients.save()
 
     @property
     def clusters(self) -> np.ndarray | None:
