@@ -20,14 +20,11 @@ class Switch(NamedTuple):
     options: tuple[str, ...]
 
 
+DRIFT_OPTIONS = ("drift_change", "drift_share", "drift_parts", "drift_swaps", "drift_matrix")
 SWITCHES = (
     Switch(("attack",), "none", ("attackers", "attack_scale", "attack_target")),
-    Switch(("drift",), "none", ("drift_change", "drift_share", "drift_parts", "drift_swaps")),
-    Switch(
-        ("drift_round", "drift_rounds"),
-        "none",
-        ("drift", "drift_change", "drift_share", "drift_parts", "drift_swaps", "arrive", "leave"),
-    ),
+    Switch(("drift",), "none", DRIFT_OPTIONS),
+    Switch(("drift_round", "drift_rounds", "drift_every"), "none", ("drift", *DRIFT_OPTIONS, "arrive", "leave")),
     Switch(("schedule",), "constant", ("schedule_rounds", "schedule_factor")),
     Switch(("finetune",), "none", ("finetune_batch_size", "finetune_pull", "finetune_layers")),
     Switch(("noise", "epsilon"), "none", ("delta", "denominator", "floor", "accounting")),

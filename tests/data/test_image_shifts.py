@@ -284,8 +284,6 @@ def test_drift_exchanges_views_with_the_rows():
     for client in range(8):
         one, other = (seen(phase, "test", client)[0] for phase in turned.phases)
         np.testing.assert_array_equal(other, np.rot90(one, axes=(1, 2)))
-    with pytest.raises(ValueError, match=mentions("drift", "rotate", "swap", "corrupted-digits")):
-        data.load("corrupted-digits", num_clients=8, rows_per_client=20, drift="rotate", drift_round=3)
 
 
 def test_windows_have_the_copies_of_their_clients():
