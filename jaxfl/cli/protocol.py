@@ -352,12 +352,12 @@ def _print_scores(protocol: Protocol, settings: Mapping[str, Sequence[Job]]) -> 
         done = [one for one in runs if one.done() is not None and one.out is not None]
         if not done:
             continue
-        histories = [History(one.out / HISTORY).records for one in done if one.out is not None]
+        histories = [History(one.out / HISTORY) for one in done if one.out is not None]
         ours = []
         for wanted in names:
             values = [100 * value for records in histories if (value := score(wanted, records)) is not None]
             ours.append(_percent(statistics.fmean(values), deviation(values)) if values else "-")
-        aris = [value for records in histories if records and (value := records[-1].get("ari")) is not None]
+        aris = [value for records in histories if len(records) and (value := records[-1].get("ari")) is not None]
         method = done[0].settings.method_name
         published = [row for row in protocol.published if row.is_like == method]
         told = [f"{row.method} {_percent(row.value, row.deviation)} ({row.mark})" for row in published]

@@ -97,22 +97,38 @@ def central_test(data: FederatedData) -> FederatedData:
     """
     check_no_drift("test=central", data)
     data = without_copies(data)
-    ranges = np.unique(np.stack([np.asarray(data.test.start), np.asarray(data.test.size)], 1), axis=0)
-    parts = [np.asarray(data.test.rows)[start : start + size] for start, size in ranges.tolist()]
-    rows = np.unique(np.concatenate(parts))
-    if not len(rows):
-        raise ValueError(f"test must be left out, because {data.name} has no test rows, got central.")
-    trained = np.zeros(len(data.labels), bool)
-    for split in (data.train, *([] if data.validation is None else [data.validation])):
-        trained[np.asarray(split.rows)] = True
-    if trained[rows].any():
-        raise ValueError(
-            f"test must be left out, because row {rows[np.argmax(trained[rows])]} of {data.name} is a test row of one "
-            "client and a training row of another, got central; give each row to one of them."
-        )
+    rows = check_central_test(data)
     test = Split.shared([rows], np.zeros(data.num_clients, np.int32))
     test = replace(test, flipped=data.test.flipped, triggered=data.test.triggered)
     return with_copies(replace(data, test=test))  # corrupted as each client's own rows are
+
+
+def check_central_test(data: FederatedData, option: str = "test", value: str = "central") -> np.ndarray:
+    """Returns the pool rows of a test set for all clients, each once, in ascending order.
+
+    Args:
+        data: federation without a drift.
+        option: what the user calls it.
+        value: that the option has.
+
+    Raises:
+        ValueError: there are no test rows, or one of them is a training row.
+    """
+    origin = np.arange(len(data.labels)) if data.origin is None else np.asarray(data.origin)
+    ranges = np.unique(np.stack([np.asarray(data.test.start), np.asarray(data.test.size)], 1), axis=0)
+    parts = [np.asarray(data.test.rows)[start : start + size] for start, size in ranges.tolist()]
+    rows = np.unique(origin[np.concatenate(parts)])
+    if not len(rows):
+        raise ValueError(f"{option} must be left out, because {data.name} has no test rows, got {value}.")
+    trained = np.zeros(len(data.labels), bool)
+    for split in (data.train, *([] if data.validation is None else [data.validation])):
+        trained[origin[np.asarray(split.rows)]] = True
+    if trained[rows].any():
+        raise ValueError(
+            f"{option} must be left out, because row {rows[np.argmax(trained[rows])]} of {data.name} is a test row of "
+            f"one client and a training row of another, got {value}; give each row to one of them."
+        )
+    return rows
 
 
 def on_validation(data: FederatedData) -> FederatedData:

@@ -35,6 +35,7 @@ from jaxfl.simulation import processes
 from jaxfl.simulation.callbacks import EarlyStopping
 from jaxfl.simulation.devices import check_compiles
 from jaxfl.simulation.evaluation.finetune import FineTune
+from jaxfl.simulation.evaluation.test_sets import parse_test_sets
 from jaxfl.simulation.program import shapes_of, work_beside
 from jaxfl.simulation.progress import Diverged
 from jaxfl.simulation.records.directory import CONFIG, DIVERGED, HISTORY, SUMMARY, FolderInUse, RunDirectory
@@ -205,6 +206,7 @@ def check(job: Job) -> None:
     options.error_feedback(job.settings)
     options.aggregator(job.settings)
     options.privacy(job.settings)
+    parse_test_sets(job.settings.run.get("test_sets"))
     check_min_sum(job.settings.run.get("min_sum", 1))
     options.finetune(job.settings)
     options.schedule(job.settings)
@@ -358,6 +360,7 @@ def _arguments(job: Job, tools: Tools) -> dict[str, Any]:
         "test_rows": job.settings.run.get("test_rows"),
         "eval_clients": job.settings.run.get("eval_clients"),
         "finetune": tools.finetune,
+        "test_sets": job.settings.run.get("test_sets"),
         "clients_history": job.settings.run.get("clients_history", False),
         "checkpoint_every": job.checkpoint_every,
         "resume": job.resume,

@@ -8,15 +8,34 @@
 | `macro-last` | unweighted mean over clients, last round | FedCCFA, CFL-GP, Comparative Evaluation, CLoVE |
 | `macro-best` | the same, maximum over rounds: optimistic | |
 | `macro-minloss` | the same, at the round of the least validation loss | FLUX |
+| `macro-valbest` | test accuracy of each client at its own best validation round, their mean | |
+| `shared-last` | unweighted mean over clients on the test rows of all, each in its own view, last round | FedCCFA |
+| `weighted-test` | the same rows, weighted by the client's training class shares, last round | |
+| `weighted-valbest` | the same at each client's own best validation round | pFedGraph |
+| `concept-test` | the same rows with clean features, mean over concepts, last round | FedRC |
 | `unseen-last` | correct rows / test rows over the clients that only test, last round | IFCA |
+
+`NEEDS` says which options of a run some of them need.
 """
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from jaxfl.simulation.records.history import History
+
 LAST = 10  # evaluations of `micro-last10`
-Records = Sequence[Mapping[str, Any]]
+Records = Sequence[Mapping[str, Any]] | History
+NEEDS: dict[str, dict[str, str]] = {  # options of a run without which it has no such score, and a value of each
+    "macro-minloss": {"data.validation": "0.2"},
+    "macro-valbest": {"data.validation": "0.2", "run.clients_history": "true"},
+    "shared-last": {"run.test_sets": "shared"},
+    "weighted-test": {"run.test_sets": "shared"},
+    "weighted-valbest": {"data.validation": "0.2", "run.test_sets": "shared", "run.clients_history": "true"},
+    "concept-test": {"run.test_sets": "concept"},
+}
 
 
 def score(name: str, records: Records) -> float | None:
@@ -24,7 +43,8 @@ def score(name: str, records: Records) -> float | None:
 
     Args:
         name: a key of `SCORES`.
-        records: of `history.jsonl`, in the order of the rounds.
+        records: of `history.jsonl`, in the order of the rounds; the history itself for scores that need
+            `clients_history`.
 
     >>> records = [{"round": 1, "micro_accuracy": 0.5}, {"round": 2, "micro_accuracy": 0.25}]
     >>> score("micro-best", records), score("micro-last", records), score("macro-last", records)
@@ -32,7 +52,7 @@ def score(name: str, records: Records) -> float | None:
     """
     try:
         return SCORES[name](records)
-    except (KeyError, IndexError, TypeError):  # without the metric, or of a run that was not evaluated
+    except (KeyError, IndexError, TypeError, AttributeError):  # without the metric, or of a run that was not evaluated
         return None
 
 
@@ -46,6 +66,17 @@ def _at_best(records: Records, by: Callable[[Mapping[str, Any]], float]) -> floa
     return float(records[max(range(len(records)), key=lambda place: by(records[place]))]["macro_accuracy"])
 
 
+def _at_own_best(history: Any, metric: str) -> float:
+    """Returns the mean over clients of a metric, each at the first evaluation at which its validation accuracy is best.
+
+    Clients that were never tested on both kinds of rows are left out.
+    """
+    validation, values = history.clients["validation_accuracy"], history.clients[metric]  # [evaluations, N]
+    known = np.isfinite(validation) & np.isfinite(values)
+    best = np.where(known, validation, -np.inf).argmax(0)
+    return float(np.take_along_axis(values, best[None], 0)[0, known.any(0)].mean())
+
+
 SCORES: dict[str, Callable[[Records], float]] = {
     "micro-last": lambda records: values_of(records, "micro_accuracy")[-1],
     "micro-best": lambda records: max(values_of(records, "micro_accuracy")),
@@ -53,5 +84,10 @@ SCORES: dict[str, Callable[[Records], float]] = {
     "macro-last": lambda records: values_of(records, "macro_accuracy")[-1],
     "macro-best": lambda records: max(values_of(records, "macro_accuracy")),
     "macro-minloss": lambda records: _at_best(records, lambda record: -record["validation_loss"]),
+    "macro-valbest": lambda history: _at_own_best(history, "accuracy"),
+    "shared-last": lambda records: values_of(records, "shared_macro_accuracy")[-1],
+    "weighted-test": lambda records: values_of(records, "weighted_macro_accuracy")[-1],
+    "weighted-valbest": lambda history: _at_own_best(history, "weighted_accuracy"),
+    "concept-test": lambda records: values_of(records, "concept_macro_accuracy")[-1],
     "unseen-last": lambda records: values_of(records, "unseen_micro_accuracy")[-1],
 }

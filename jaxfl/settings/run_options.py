@@ -101,6 +101,12 @@ RUN = (
         "number of clients that are tested; none tests all clients, or 10,000 of them if there are more",
     ),
     Option(
+        "test_sets",
+        None,
+        str | tuple[str, ...] | None,
+        "shared, concept: test sets of all clients on which served models are tested, too, see jaxfl.run",
+    ),
+    Option(
         "clients_history",
         False,
         bool,

@@ -19,6 +19,7 @@ from jaxfl.simulation import processes
 from jaxfl.simulation.callbacks import Finished
 from jaxfl.simulation.evaluation.evaluate import Evaluator
 from jaxfl.simulation.evaluation.metrics import Evaluation
+from jaxfl.simulation.evaluation.test_sets import on_same_pool
 from jaxfl.simulation.host.streaming import RowStream
 from jaxfl.simulation.interrupts import Deferred, Stopped
 from jaxfl.simulation.program import Advance
@@ -62,10 +63,11 @@ class RunState:
         self.diverged: Diverged | None = None
         self.ended = any(isinstance(one, Finished) for one in spec.callbacks)
         self._test_rows = test_rows = spec.schedule.test_rows
-        self._evaluate = spec.prepared.evaluator(data, spec.finetune, sample=of_seed.sample)
+        sets = on_same_pool(of_seed.test_sets, of_seed.data, data)
+        self._evaluate = spec.prepared.evaluator(data, spec.finetune, sample=of_seed.sample, test_sets=sets)
         self._evaluate_some = self._evaluate
         if test_rows is not None:
-            self._evaluate_some = spec.prepared.evaluator(data, spec.finetune, test_rows, of_seed.sample)
+            self._evaluate_some = spec.prepared.evaluator(data, spec.finetune, test_rows, of_seed.sample, sets)
 
     @property
     def first_evaluator(self) -> Evaluator:

@@ -13,6 +13,7 @@ from jaxfl.methods.base import Method, served_model
 from jaxfl.simulation import processes
 from jaxfl.simulation.evaluation.evaluate import Evaluator, evaluator
 from jaxfl.simulation.evaluation.finetune import FineTune
+from jaxfl.simulation.evaluation.test_sets import NO_TEST_SETS, TestSets
 from jaxfl.simulation.host.streaming import Resident, keeps_data_on_host, keeps_state_on_host
 from jaxfl.simulation.program import initialiser, shapes_of
 
@@ -98,6 +99,7 @@ class Prepared(NamedTuple):
         finetune: FineTune | None = None,
         test_rows: int | None = None,
         sample: np.ndarray | None = None,
+        test_sets: TestSets = NO_TEST_SETS,
     ) -> Evaluator:
         """Returns `(key, state) -> Evaluation`, see `jaxfl.simulation.evaluation.evaluate.evaluator`.
 
@@ -106,8 +108,10 @@ class Prepared(NamedTuple):
             finetune: how clients train before they are tested a second time; None tests them once.
             test_rows: the most rows of a client that are tested; None tests all.
             sample: the evaluation sample `[M]`, in ascending order; None tests all clients.
+            test_sets: of all clients, from `make_test_sets`.
         """
-        return evaluator(self.method, data, self.plan, finetune, test_rows, clients=sample, stream=self.host_data)
+        how = {"clients": sample, "stream": self.host_data, "test_sets": test_sets}
+        return evaluator(self.method, data, self.plan, finetune, test_rows, **how)
 
 
 def lane_plan(choice: PlanChoice, plan: Plan, model: Any, size: int, seeds: int) -> Plan:

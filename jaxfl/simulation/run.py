@@ -19,6 +19,7 @@ from jaxfl.simulation.callbacks import BestCheckpoint, check_measured
 from jaxfl.simulation.devices import check_compiles
 from jaxfl.simulation.evaluation.evaluate import evaluation_sample
 from jaxfl.simulation.evaluation.finetune import FineTune
+from jaxfl.simulation.evaluation.test_sets import make_test_sets, parse_test_sets
 from jaxfl.simulation.host.streaming import Resident
 from jaxfl.simulation.loop import train
 from jaxfl.simulation.prepared import Prepared
@@ -56,6 +57,7 @@ def run(
     test_rows: int | None = None,
     eval_clients: int | None = None,
     finetune: FineTune | None = None,
+    test_sets: str | Sequence[str] | None = None,
     clients_history: bool = False,
     callbacks: Sequence[Callback] = (),
     checkpoint_dir: str | os.PathLike | None = None,
@@ -100,6 +102,11 @@ def run(
         finetune: tests every client a second time, after local training of its served model: the metrics
             `finetuned_micro_accuracy` and others, see `FineTune`. An evaluation then costs N trainings and N tests
             more; nothing else changes.
+        test_sets: tests every client's served model on the test rows of all clients, too: `"shared"`, as the client
+            sees them (`shared_macro_accuracy`, and `weighted_macro_accuracy`, in which rows count by the share of their
+            class among the client's training rows); `"concept"`, with clean features under its numbering of the classes
+            (`concept_macro_accuracy`, the mean over concepts); or both. The test of a client is as long as all test
+            rows; clients of one cluster and view share it.
         clients_history: keeps the cluster, metrics and loss of every client at every evaluation: `history.clients`, and
             `clients-history.parquet` in `checkpoint_dir`, which is written whole with each checkpoint. Nothing else
             changes. Of several processes the first one has it.
@@ -176,6 +183,7 @@ def run(
             return None
         return Path(checkpoint_dir, f"seed-{number}") if several else Path(checkpoint_dir)
 
+    set_names = parse_test_sets(test_sets)
     size = cohort_size(cohort, first)
     for federation in federations:
         method.check(federation, size)
@@ -193,9 +201,11 @@ def run(
         sample = evaluation_sample(federation, eval_clients, number)
         identity |= {} if sample is None else {"eval_clients": len(sample)}
         identity |= {KEEPS_CLIENTS: True} if clients_history else {}
+        identity |= {"test_sets": list(set_names)} if set_names else {}
         identity |= {} if privacy is None else {PRIVACY: privacy.identity()}
         directory = directory_at(folder_of(number), resume=resume)
-        return SeedSpec(number, federation.in_programs(), federation.client_names, sample, directory, identity)
+        sets = make_test_sets(federation, set_names, method)
+        return SeedSpec(number, federation.in_programs(), federation.client_names, sample, directory, identity, sets)
 
     each = tuple(of_seed(*one) for one in zip(numbers, federations, strict=True))
     spec = RunSpec(prepared, size, each, schedule, sampler, finetune, callbacks, resume, several, began, privacy)

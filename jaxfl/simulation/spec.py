@@ -11,6 +11,7 @@ from jaxfl.sampling import Sampler, cohort_size
 from jaxfl.schema import MAKERS
 from jaxfl.simulation.accounting import RunPrivacy
 from jaxfl.simulation.evaluation.finetune import FineTune
+from jaxfl.simulation.evaluation.test_sets import NO_TEST_SETS, TestSets
 from jaxfl.simulation.prepared import Prepared
 from jaxfl.simulation.program import shapes_of
 from jaxfl.simulation.records.directory import RunDirectory
@@ -27,6 +28,7 @@ class SeedSpec(NamedTuple):
     sample: np.ndarray | None  # [M] the evaluation sample; None is all clients
     directory: RunDirectory | None  # None keeps nothing on disk
     identity: dict[str, Any]  # what the numbers depend on, see `identity_of`
+    test_sets: TestSets = NO_TEST_SETS  # of all clients, see `make_test_sets`
 
 
 class RunSpec(NamedTuple):

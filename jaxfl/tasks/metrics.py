@@ -28,6 +28,8 @@ class Metrics(NamedTuple):
             clients are reported. NaN where a client's rows do not define it.
         lower: names of those that are better where they are lower.
         pooled: micro metrics are those of all clients' rows together; False takes the clients' mean, weighted by rows.
+        class_counts: `sums -> (rows of each class, rows taken for it, rows that are both)`, each `[N, L]`; None of
+            metrics that know no classes.
 
     >>> def counts(outputs, batch):
     ...     return {"close": jnp.abs(outputs[:, 0] - batch.y) < 0.5}
@@ -40,6 +42,7 @@ class Metrics(NamedTuple):
     values: Callable[[Any, np.ndarray], Mapping[str, np.ndarray]]
     lower: tuple[str, ...] = ()
     pooled: bool = True
+    class_counts: Callable[[Any], tuple[np.ndarray, np.ndarray, np.ndarray]] | None = None
 
 
 def _classes(outputs: Array, batch: Batch) -> tuple[Array, Array, Array]:
@@ -57,7 +60,7 @@ def _accuracy(sums: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
 
 
 # A client's F1 is of its own classes: of all rows together it would be of other classes.
-ACCURACY = Metrics(_classes, _accuracy, pooled=False)
+ACCURACY = Metrics(_classes, _accuracy, pooled=False, class_counts=lambda sums: sums)
 
 
 def of_targets(center: np.ndarray) -> Metrics:
@@ -103,7 +106,7 @@ def _labels(sums: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
     return {"accuracy": right.mean(1) / rows, "f1": together, "label_f1": mean}
 
 
-LABELS = Metrics(_flags, _labels)
+LABELS = Metrics(_flags, _labels, class_counts=lambda sums: sums[:3])
 
 
 def _tokens(outputs: Array, batch: Batch) -> dict[str, Array]:

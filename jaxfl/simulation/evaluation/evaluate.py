@@ -32,11 +32,20 @@ from jaxfl.simulation.evaluation.metrics import (
     CAUSE_PREFIX,
     SUCCESS,
     Evaluation,
+    OtherMetrics,
     Totals,
     counted_clients,
     finetuned_names,
     join_totals,
     summarise,
+)
+from jaxfl.simulation.evaluation.test_sets import (
+    NO_TEST_SETS,
+    SHARED,
+    TestSets,
+    concept_metrics,
+    shared_metrics,
+    weighted_accuracy,
 )
 from jaxfl.simulation.host import rows as host_rows
 from jaxfl.simulation.program import cached_program, program_bytes, shapes_of
@@ -193,7 +202,9 @@ def evaluation_sample(data: FederatedData, most: int | None, seed: int) -> np.nd
     return np.sort(drawn[:most])
 
 
-def resident_blocks(data: FederatedData, ids: np.ndarray, plan: Plan, test_rows: int | None) -> Blocks:
+def resident_blocks(
+    data: FederatedData, ids: np.ndarray, plan: Plan, test_rows: int | None, other: FederatedData | None = None
+) -> Blocks:
     """Returns a function that yields one block of all tested clients, with resident rows.
 
     Args:
@@ -201,14 +212,24 @@ def resident_blocks(data: FederatedData, ids: np.ndarray, plan: Plan, test_rows:
         ids: of the tested clients `[M]`.
         plan: has the devices.
         test_rows: the most rows of a client that are tested, or None.
+        other: the federation whose test rows are tested in place of those of `data`, or None.
     """
-    tested = data if test_rows is None else _limit_test_rows(data, ids, test_rows).on_device(plan.mesh)
+    tested = data if other is None else other
+    if test_rows is not None or other is not None:
+        tested = _limit_test_rows(tested, ids, test_rows).on_device(plan.mesh)
     whole = Block(ids.astype(np.int32), np.ones(len(ids), bool), data, tested)
     return lambda: iter([whole])
 
 
 def window_blocks(
-    data: FederatedData, ids: np.ndarray, plan: Plan, test_rows: int | None, *, assigns: bool, trains: bool
+    data: FederatedData,
+    ids: np.ndarray,
+    plan: Plan,
+    test_rows: int | None,
+    other: FederatedData | None = None,
+    *,
+    assigns: bool,
+    trains: bool,
 ) -> Blocks:
     """Returns a function that yields blocks of equal shapes with windows of host rows, which each call reads again.
 
@@ -217,13 +238,15 @@ def window_blocks(
         ids: of the tested clients `[M]`.
         plan: has the devices.
         test_rows: the most rows of a client that are tested, or None.
+        other: the federation whose test rows are tested in place of those of `data`, or None.
         assigns: whether the rows decide what clients are served.
         trains: whether clients train before a second test.
     """
     beside = min(WINDOW_CLIENTS, len(ids))
-    tested = data if test_rows is None else _limit_test_rows(data, ids, test_rows)
+    changed = test_rows is not None or other is not None
+    tested = _limit_test_rows(data if other is None else other, ids, test_rows) if changed else data
     both = Windows(data, beside, ("train", "test"), plan.mesh) if assigns else None
-    if both is None or test_rows is not None:
+    if both is None or changed:
         own = Windows(tested, beside, ("train", "test") if trains else ("test",), plan.mesh)
     else:
         own = both
@@ -264,7 +287,8 @@ def expand_to_all(found: Evaluation, ids: np.ndarray, cluster: np.ndarray) -> Ev
     rows = np.zeros(len(cluster), np.int64)
     rows[ids] = found.rows
     values = {name: spread(one) for name, one in found.values.items()}
-    return found._replace(values=values, rows=rows, loss=spread(found.loss), cluster=cluster)
+    others = {name: spread(one) for name, one in found.others.items()}
+    return found._replace(values=values, rows=rows, loss=spread(found.loss), cluster=cluster, others=others)
 
 
 def _padded_parts(ids: np.ndarray, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -274,13 +298,16 @@ def _padded_parts(ids: np.ndarray, size: int) -> Iterator[tuple[np.ndarray, np.n
         yield np.resize(few, size), np.arange(size) < len(few)
 
 
-def _limit_test_rows(data: FederatedData, ids: np.ndarray, test_rows: int) -> FederatedData:
-    """Returns the federation with at most `test_rows` test rows for each client of `ids`, and none for the others."""
+def _limit_test_rows(data: FederatedData, ids: np.ndarray, test_rows: int | None) -> FederatedData:
+    """Returns the federation with at most `test_rows` test rows for each client of `ids`, and none for the others.
+
+    With None these have all their rows.
+    """
     mine = np.zeros(data.num_clients, bool)
     mine[ids] = True
     start, size = (np.where(mine, np.asarray(part), 0).astype(np.int32) for part in (data.test.start, data.test.size))
     few: Split = replace(data.test, start=start, size=size)
-    return replace(data, test=few.thinned(test_rows))
+    return replace(data, test=few if test_rows is None else few.thinned(test_rows))
 
 
 class Evaluator(NamedTuple):
@@ -313,6 +340,7 @@ def evaluator(
     *,
     clients: np.ndarray | None = None,
     stream: bool = False,
+    test_sets: TestSets = NO_TEST_SETS,
 ) -> Evaluator:
     """Returns `(key, state) -> Evaluation`; it compiles once for a method and may be called after any round.
 
@@ -331,6 +359,7 @@ def evaluator(
         test_rows: the most rows of a client that are tested; None tests all.
         clients: the evaluation sample `[M]`, ids in ascending order; None tests all clients.
         stream: whether the rows stay on the host, and are sent in windows.
+        test_sets: on whose rows the served models are tested, too, see `test_sets.py`.
     """
     if data.drift is not None:
         options = {"clients": clients, "stream": stream}
@@ -338,7 +367,8 @@ def evaluator(
 
         @functools.lru_cache(maxsize=2)  # of the stages before and after a change: each may hold rows of its own
         def stage_evaluator(stage: int) -> Evaluator:
-            return evaluator(method, data.at(begins[stage]), plan, finetune, test_rows, **options)
+            sets = {name: (stages[stage],) for name, stages in test_sets.items()}
+            return evaluator(method, data.at(begins[stage]), plan, finetune, test_rows, test_sets=sets, **options)
 
         def evaluate(key: Key, state: Any) -> Evaluation:
             return stage_evaluator(int(np.searchsorted(begins, int(state.round), side="right")) - 1)(key, state)
@@ -352,6 +382,10 @@ def evaluator(
     if data.trigger is not None:
         hit = _test_rows_evaluator(method, on_triggered(data), plan, None, test_rows, clients, stream)
         others.append((hit, lambda found: ({SUCCESS: found.metrics[f"micro_{found.main}"]}, {})))
+    for name, (other,) in test_sets.items():
+        how = {"other": other, "weighted": name == SHARED}
+        apart = _test_rows_evaluator(method, data, plan, None, test_rows, clients, stream, **how)
+        others.append((apart, functools.partial(shared_metrics if name == SHARED else concept_metrics, data=data)))
     cohesion = CohesionScorer(method, data) if data.group is None else None
     if not others and cohesion is None:
         return look
@@ -366,9 +400,6 @@ def evaluator(
         return found
 
     return Evaluator(all_tests, look.lowered)
-
-
-OtherMetrics = tuple[dict[str, Any], dict[str, np.ndarray]]  # of all clients, and of each [N], by their names
 
 
 def _validation_metrics(found: Evaluation) -> OtherMetrics:
@@ -387,8 +418,14 @@ def _test_rows_evaluator(
     test_rows: int | None,
     clients: np.ndarray | None,
     stream: bool,
+    other: FederatedData | None = None,
+    *,
+    weighted: bool = False,
 ) -> Evaluator:
-    """Returns `(key, state) -> Evaluation` of the test rows, without validation rows; arguments as in `evaluator`."""
+    """Returns `(key, state) -> Evaluation` of the test rows, without validation rows; arguments as in `evaluator`.
+
+    With `other`, its test rows are tested in place of those of `data`; `weighted` adds `weighted_accuracy`.
+    """
     if finetune is not None:
         tuned_leaves(method.task, finetune.part)  # refuses another network's layers before anything is trained
     ids = np.arange(data.num_clients) if clients is None else clients
@@ -398,16 +435,18 @@ def _test_rows_evaluator(
         ids = sampled if len(sampled) else there  # all sampled clients may have left
     if stream:
         assigns, trains = method.assign is not keep_clusters, finetune is not None or method.adapt is not None
-        blocks = window_blocks(data, ids, plan, test_rows, assigns=assigns, trains=trains)
+        blocks = window_blocks(data, ids, plan, test_rows, other, assigns=assigns, trains=trains)
     else:
-        blocks = resident_blocks(data, ids, plan, test_rows)
-    tests = test_plan(plan, data)
+        blocks = resident_blocks(data, ids, plan, test_rows, other)
+    tests = test_plan(plan, data if other is None else other)
     few = data if len(ids) == data.num_clients else data.subset(ids)
     note = {} if clients is None else {"eval_clients": len(ids)}
 
     def summary(tested: list[Totals], cluster: np.ndarray) -> Evaluation:
-        found = summarise(method.task.metrics, join_totals(tested), cluster[ids], few)
-        return expand_to_all(found._replace(metrics=found.metrics | note), ids, cluster)
+        task, totals = method.task.metrics, join_totals(tested)
+        found = summarise(task, totals, cluster[ids], few)
+        others = weighted_accuracy(task, few, totals) if weighted else {}
+        return expand_to_all(found._replace(metrics=found.metrics | note, others=others), ids, cluster)
 
     def evaluate(key: Key, state: Any) -> Evaluation:
         cluster, plain, lost, tuned = np.array(state.cluster), [], [], []

@@ -28,6 +28,8 @@ rows:
   tested with the model that they are served.
 - `validation_micro_accuracy`, `validation_loss` and so on: the same of validation rows, where rows are set apart (see
   `jaxfl.data.divide`), under the models that clients are served; for choices that must not look at test rows.
+- `shared_macro_accuracy`, `weighted_macro_accuracy`, `concept_macro_accuracy`: of one test set for all clients, with
+  `test_sets`, see `test_sets.py`.
 - `eval_clients`: how many, where a sample of the clients is tested. All numbers are theirs, those of clusters too.
 
 A metric that a client's rows do not define (R2 of equal targets) is NaN for that client, and left out of the means; not
@@ -49,7 +51,7 @@ from jaxfl.tasks import Metrics
 
 # of whom or when an entry of a record is, what it is of their metrics, and the metric
 NAME = re.compile(
-    "((before_drift|at_drift|area|finetuned|validation|unseen|attackers|train)_)*"
+    "((before_drift|at_drift|area|finetuned|validation|shared|weighted|concept|unseen|attackers|train)_)*"
     r"((micro|macro|std|worst_decile|p\d+)_)?(?P<metric>.+?)"
 )
 SUCCESS = "attack_success_rate"
@@ -57,6 +59,9 @@ CAUSE_PREFIX = "ari_"  # begins the agreement with the patterns of one cause
 # of data without true groups alone; the second and the last are better where they are lower
 COHESION_METRICS = ("silhouette", "davies_bouldin", "wasserstein_silhouette", "wasserstein_davies_bouldin")
 COLUMNS = frozenset(("client", "name", "group", "held_out", "cluster", "train_rows", "test_rows", "loss"))  # of clients
+
+
+OtherMetrics = tuple[dict[str, Any], dict[str, np.ndarray]]  # of all clients, and of each [N], by their names
 
 
 class Totals(NamedTuple):

@@ -97,7 +97,7 @@ class ClientsHistory:
             columns: of all clients `[N]`, `rows` among them; only clients that have some are kept.
         """
         if self.rounds and self.rounds[-1] == round:
-            self.rounds.pop(), self._parts.pop()
+            del self.rounds[-1], self._parts[-1]
         tested, self._num_clients = np.flatnonzero(columns["rows"] > 0), len(columns["rows"])
         if not len(tested):
             return
@@ -159,7 +159,7 @@ class ClientsHistory:
         ]
         return {"round": _concatenated_column("round", rounds)} | {
             name: _concatenated_column(
-                name, [part.get(name, _missing_values(name, len(part["client"]))) for part in self._parts]
+                name, [part.get(name, _values_of_absent_column(name, len(part["client"]))) for part in self._parts]
             )
             for name in names
         }
@@ -170,7 +170,7 @@ def _column_type(name: str) -> type[Any]:
     return np.int32 if name in WHOLE else np.float64
 
 
-def _missing_values(name: str, count: int) -> np.ndarray:
+def _values_of_absent_column(name: str, count: int) -> np.ndarray:
     """Returns values for `count` rows of a column that an evaluation lacks."""
     return np.full(count, -1 if name in WHOLE else np.nan, _column_type(name))
 
