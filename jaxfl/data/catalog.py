@@ -339,10 +339,10 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
             validation rows, see `jaxfl.data.divide.set_apart`. `stragglers` is the share of a round's clients that are
             late. `attack` (`"label-flip"`, `"sign-flip"`, ...) is the attack of `attackers`, a share of the clients or
             some of them, at `attack_scale`; see `jaxfl.data.conditions`. `drift` is the schedule (`"sudden"`,
-            `"recurrent"`, `"incremental"`, `"staggered"`, `"matrix"`) by which the data of `drift_share` of the clients
-            change as `drift_change` says, after `drift_rounds` rounds; or a change (`"swap"`, `"rotate"`,
-            `"new-group"`) after `drift_round` rounds. A share `arrive` of the clients arrives then, and a share `leave`
-            leaves; see `jaxfl.data.drift`.
+            `"recurrent"`, `"incremental"`, `"staggered"`, `"gradual"`, `"matrix"`) by which the data of `drift_share`
+            of the clients change as `drift_change` says, after `drift_rounds` rounds; or a change (`"swap"`,
+            `"rotate"`, `"new-group"`) after `drift_round` rounds. A share `arrive` of the clients arrives then, and a
+            share `leave` leaves; see `jaxfl.data.drift`.
 
     Raises:
         ValueError: an unknown name or option, or an invalid value.

@@ -11,6 +11,8 @@ The schedule says who changes when:
     incremental  one part of the clients after another, each before a round of its own.
     staggered    each client before a round of its own, between two rounds. The rounds are evenly spaced and the order
                  of the clients is random, so that runs of several seeds change at the same rounds.
+    gradual      all clients that change do so between two rounds: the share of their rows that have changed, in one
+                 random order, grows in at most ten equal steps from the first round on, and is 1 from the last on.
     matrix       a matrix says which pattern each client has in each stage, 0 for its own data: the numbers of FedDrift,
                  or any. The stages are equally long.
 
@@ -61,6 +63,7 @@ from jaxfl.data.drift_changes import (
     swap_labels,
     take_other_pattern,
 )
+from jaxfl.data.drift_gradual import mixed_ranges
 from jaxfl.data.drift_schedules import (
     MATRICES,
     Stages,
@@ -75,7 +78,7 @@ from jaxfl.random import host_rng
 from jaxfl.schema import checked, quoted
 
 DriftKind = Literal["swap", "rotate", "new-group", "labels", "colour", "corrupt", "classes"]
-DriftSchedule = Literal["sudden", "recurrent", "incremental", "staggered", "matrix"]
+DriftSchedule = Literal["sudden", "recurrent", "incremental", "staggered", "gradual", "matrix"]
 OldSpelling = Literal["swap", "rotate", "new-group"]
 DRIFT_KINDS: tuple[str, ...] = get_args(DriftKind)
 OLD_KINDS: tuple[str, ...] = get_args(OldSpelling)
@@ -106,7 +109,8 @@ def drift(
         data: the federation.
         round: number of rounds before the drift; the evaluation after them uses the changed federation. Of a schedule
             with several rounds they are in increasing order: two or more of a recurrent drift, one for each part of an
-            incremental one, one for each row of a matrix but the first, and the first and the last of a staggered one.
+            incremental one, one for each row of a matrix but the first, and the first and the last of a staggered or
+            gradual one.
         kind: `"swap"`, `"rotate"`, `"labels"` and so on, see above; None if clients only arrive or leave.
         schedule: who changes when, see above.
         share: share of the clients that train all the time; None is 0.5 of them for `"swap"`, 0.25 for `"new-group"`
@@ -165,7 +169,11 @@ def drift(
             stages = changed_clients(schedule, rounds, chosen, part, seed)
         _check_patterns(data, kind, maps, int(stages.pattern.max()))
         data, patterns = _fields_by_pattern(data, kind, chosen, stages, part, maps, seed)
-        data, later, rounds = *_in_stages(data, patterns, stages), stages.rounds
+        rounds, before = stages.rounds, data
+        data, later = _in_stages(data, patterns, stages)
+        if schedule == "gradual":
+            data, mixed = _mixed_stages(before, patterns[0], np.isin(np.arange(data.num_clients), chosen), rounds, seed)
+            later |= mixed
     if absent.any():
         data = dataclasses.replace(data, held_out=held_out | absent[0], absent=absent[0])
         masks = {"held_out": held_out | absent[1], "absent": absent[1]}
@@ -309,6 +317,27 @@ def _in_stages(data: FederatedData, patterns: list[Fields], stages: Stages) -> t
     return data, jax.tree.map(lambda one: one[:, 1:], values)
 
 
+def _mixed_stages(
+    data: FederatedData, later: Fields, member: np.ndarray, rounds: tuple[int, ...], seed: int
+) -> tuple[FederatedData, Fields]:
+    """Returns the federation with the rows of a gradual drift, and the rows, groups and causes of each of its stages.
+
+    A client is in its new group once half of its rows have changed.
+    """
+    steps, after = len(rounds), _with_fields(data, later)
+    data, ranges = mixed_ranges(data, after, steps, member, seed)
+    half = Stages.of(rounds, member[:, None] & (2 * np.arange(1, steps + 1) >= steps))
+    truth = {name: values for name, values in later.items() if name in ("group", "causes")}
+    fields = _in_stages(data, [truth], half)[1] if truth else {}
+    for name, own in ranges.items():
+        last = after.splits[name]
+        ends = Ranges(last.start, last.size)
+        fields[name] = jax.tree.map(lambda most, end: np.column_stack([most, end]).astype(np.int32), own, ends)
+        most = int(max(fields[name].size.max(initial=0), np.max(data.splits[name].size, initial=0)))
+        data = replace_field(data, f"{name}.max_size", most)
+    return data, fields
+
+
 def _chosen_values(versions: Sequence[Any], pattern: np.ndarray) -> Any:
     """Returns the values of a field in each stage `[N, S + 1, ...]`, by the client's pattern `[N, S + 1]`."""
     if isinstance(versions[-1], Ranges):
@@ -376,10 +405,11 @@ def apply_conditions(
         attack_scale: factor of what attackers send.
         attack_target: class of the trigger of a backdoor.
         drift: schedule of changes of the clients' data, see `jaxfl.data.drift`: sudden, recurrent, incremental,
-            staggered or matrix; or a change after drift_round rounds: swap, rotate or new-group.
+            staggered, gradual or matrix; or a change after drift_round rounds: swap, rotate or new-group.
         drift_change: change of a schedule; none is labels, swaps of classes.
         drift_round: number of rounds before the data change, or clients arrive or leave.
-        drift_rounds: rounds before each change of a schedule, in increasing order; of staggered the first and the last.
+        drift_rounds: rounds before each change of a schedule, in increasing order; of staggered and gradual the
+            first and the last.
         drift_share: share of the clients whose data change; none is 0.5 for swap, 0.25 for new-group, else 1.
         drift_parts: shares of the clients in each part of incremental and labels, by their number modulo 10, or group
             for the true groups; none is 0.3,0.3,0.4 of three parts, else equal ones.

@@ -12,6 +12,7 @@ from jaxfl.schema import quoted
 
 PARTS = (0.3, 0.3, 0.4)
 BY_GROUP = "group"
+GRADUAL_STEPS = 10  # at most; each is a stage, around which a run is evaluated
 # FedDrift's matrices A and C: a row for each time step, a digit for each client (its official code, e4ac32f).
 MATRICES: dict[str, tuple[str, ...]] = {
     "feddrift-A": (
@@ -53,9 +54,10 @@ def check_rounds(rounds: tuple[int, ...], schedule: str) -> None:
     listed = ",".join(map(str, rounds)) or "none"
     if list(rounds) != sorted(set(rounds)):
         raise ValueError(f"drift_rounds must be different and in increasing order, got {listed}.")
-    counts = {"sudden": len(rounds) == 1, "staggered": len(rounds) == 2, "matrix": len(rounds) > 0}
+    counts = {"sudden": len(rounds) == 1, "matrix": len(rounds) > 0}
+    counts |= dict.fromkeys(("staggered", "gradual"), len(rounds) == 2)
     if not counts.get(schedule, len(rounds) > 1):
-        wanted = {"sudden": "one round", "staggered": "the first and the last round"}
+        wanted = {"sudden": "one round", **dict.fromkeys(("staggered", "gradual"), "the first and the last round")}
         raise ValueError(
             f"drift_rounds must be {wanted.get(schedule, 'two rounds or more')} for drift={schedule}, got {listed}."
         )
@@ -108,6 +110,10 @@ def changed_clients(schedule: str, rounds: tuple[int, ...], clients: np.ndarray,
     if schedule == "sudden":
         return Stages.of(rounds, member)
     first, last = rounds
+    if schedule == "gradual":  # the clients have their new views in the last stage, see `jaxfl.data.drift_gradual`
+        steps = min(GRADUAL_STEPS, last - first + 1)
+        begins = first + np.arange(steps) * (last - first) // (steps - 1)
+        return Stages.of(tuple(begins.tolist()), member & (np.arange(steps) == steps - 1))
     order = host_rng(seed, "staggered").permutation(clients)
     own = np.full(len(part), last + 1)
     own[order] = first + np.arange(len(order)) * (last - first + 1) // len(order)

@@ -286,7 +286,7 @@ def test_a_run_goes_on_in_any_stage(ifca, stop, tmp_path):
 def test_rows_on_the_host_seeds_and_values_go_through_all_stages(ifca):
     ragged = clustered_linear(8, rows=8, features=4, ragged=True)
     moves = {"kind": "swap", "share": 0.5}
-    rounds = {"recurrent": (1, 2, 3), "staggered": (1, 4), "incremental": (1, 3)}
+    rounds = {"recurrent": (1, 2, 3), "staggered": (1, 4), "incremental": (1, 3), "gradual": (1, 4)}
     federations = {name: drift.drift(ragged, when, schedule=name, **moves) for name, when in rounds.items()}
     options = {"rounds": 5, "cohort": 3, "eval_every": 1, "plan": Plan(chunk=2)}
     for name, data in federations.items():
