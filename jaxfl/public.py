@@ -38,6 +38,7 @@ from jaxfl.tasks import (
     regression,
     start_from,
     supervised,
+    with_head,
 )
 from jaxfl.wire import Privacy, wired
 
@@ -105,4 +106,5 @@ __all__ = [
     "use_cores",
     "wire",
     "wired",
+    "with_head",
 ]

@@ -111,6 +111,41 @@ def _keyword_options(function: Callable[..., Any]) -> dict[str, Option]:
     return options
 
 
+def parameter_options(function: Callable[..., Any]) -> dict[str, Option]:
+    """Returns the parameters of a function, or of a class's `__init__`, that are given by name or by place, by name.
+
+    Args:
+        function: of a user: an annotation that cannot be evaluated, as of a type that is imported for a type checker
+            alone, allows any value.
+
+    >>> def noisy(rows: int, noise: Traceable = 0.1, **others): ...
+    >>> [(one.name, one.default, one.hint, one.traceable) for one in parameter_options(noisy).values()]
+    [('rows', <class 'inspect._empty'>, <class 'int'>, False), ('noise', 0.1, <class 'float'>, True)]
+    """
+    called = (
+        function.__init__ if isinstance(function, type) else function
+    )  # flax.nnx hides the signature of its classes
+    lines = docstring_lines(function)
+    try:
+        parameters = list(inspect.signature(called, eval_str=True).parameters.values())
+    except NameError:
+        unread = inspect.signature(called).parameters.values()
+        parameters = [parameter.replace(annotation=parameter.empty) for parameter in unread]
+    options = {}
+    for parameter in parameters:
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            hint = Any if parameter.annotation is parameter.empty else parameter.annotation
+            traceable = hint == Traceable
+            options[parameter.name] = Option(
+                parameter.name,
+                REQUIRED if parameter.default is parameter.empty else parameter.default,
+                float if traceable else hint,
+                lines.get(parameter.name, ""),
+                traceable=traceable,
+            )
+    return options
+
+
 def docstring_lines(documented: Any) -> dict[str, str]:
     """Returns the description of each argument or attribute in a docstring, joined to one line, by name.
 

@@ -76,7 +76,7 @@ class FinishedRun(NamedTuple):
         """Returns the defaults of all options, those removed since too; none for what the library does not know."""
         chosen = {**self.summary["options"], **self.config}  # the summary's data are the federation, by its own name
         method, data, model, optimizer = (chosen.get(name, "") for name in ("method", "data", "model", "optimizer"))
-        if user_code.is_address(method) or user_code.is_address(model):  # a file, which is not run for this
+        if any(map(user_code.is_address, (method, data, model, optimizer))):  # a file, which is not run for this
             return {}
         try:
             defaults = options.default_values(method, data, model, optimizer, chosen.get("server_optimizer"))

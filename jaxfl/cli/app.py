@@ -17,7 +17,7 @@ from jaxfl.cli.errors import check_words, refuse_setting, reported_errors, with_
 
 SEEDS = "S,S,S-S"
 METHOD_HELP = "Name of a method ([bold]jaxfl methods[/] lists them), or [bold]FILE.py:FACTORY[/]."
-DATA_HELP = "Name of a data set; [bold]jaxfl data[/] lists them."
+DATA_HELP = "Name of a data set ([bold]jaxfl data[/] lists them), or [bold]FILE.py:FUNCTION[/]."
 
 MethodName = Annotated[
     str, typer.Argument(help=METHOD_HELP, metavar="METHOD", autocompletion=completion.complete_method)
@@ -427,11 +427,15 @@ def compare_command(
 def methods_command(
     name: Annotated[
         str | None,
-        typer.Argument(help=METHOD_HELP, metavar="[METHOD]", autocompletion=completion.complete_method),
+        typer.Argument(
+            help=f"{METHOD_HELP} Or FILE.py:NAME of a network, a task or an optimiser.",
+            metavar="[METHOD]",
+            autocompletion=completion.complete_method,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the methods, or the options of one method."""
+    """List the methods, or the options of one method, or of a network, a task or an optimiser in a file of yours."""
     with reported_errors():
         from jaxfl.cli.methods import print_methods
 
@@ -443,7 +447,8 @@ def data_command(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="Name of a data set, such as rotated-mnist, or of a source, such as mnist.",
+            help="Name of a data set, such as rotated-mnist, or of a source, such as mnist; or "
+            "[bold]FILE.py:FUNCTION[/].",
             metavar="[NAME]",
             autocompletion=completion.complete_data_or_source,
         ),

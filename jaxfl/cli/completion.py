@@ -59,10 +59,9 @@ def complete_setting(context: typer.Context, incomplete: str) -> Suggestions:
 
     An option that takes one of a few words is suggested with each of them.
     """
-    from jaxfl.data import catalog
     from jaxfl.models.networks import MODELS
     from jaxfl.schema import Option, literal_values
-    from jaxfl.settings import options
+    from jaxfl.settings import federations, options
     from jaxfl.settings.optimizers import OPTIMIZERS
 
     given, found, begun = context.params, list[Option](), list[tuple[str, str]]()
@@ -71,11 +70,11 @@ def complete_setting(context: typer.Context, incomplete: str) -> Suggestions:
         data = given.get("data") or given.get("name") or first
         if "method" in given:
             wanted, method = options.split_items(given.get("items") or ()), given.get("method") or first
-            model = wanted.get("model", catalog.dataset(data).model[0])
-            found = options.applicable_options(method, data, model, wanted.get("optimizer", "sgd"))
+            model, task = wanted.get("model", federations.dataset(data).model[0]), wanted.get("task", "auto")
+            found = options.applicable_options(method, data, model, wanted.get("optimizer", "sgd"), task=task)
             begun = [*((f"model={name}", "") for name in MODELS), *((f"optimizer={name}", "") for name in OPTIMIZERS)]
         else:
-            found = list(catalog.known_options(data).values())
+            found = list(federations.known_options(data).values())
     for one in found:
         words = literal_values(one.hint) or [""]
         begun += [(f"{one.name}={str(word).lower()}", one.line) for word in words]

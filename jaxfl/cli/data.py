@@ -11,14 +11,15 @@ from jaxfl import plots
 from jaxfl.cli import tables
 from jaxfl.cli.tables.console import TransferBars, print_parts, progress_message
 from jaxfl.data import sources
-from jaxfl.data.catalog import user_files
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.describe import describe
 from jaxfl.data.digest import digest, pixel_digest
 from jaxfl.files import check_is_folder, check_output, real_path, signature
 from jaxfl.plots.style import write_picture
-from jaxfl.schema import Option
+from jaxfl.schema import REQUIRED, Option
+from jaxfl.settings import federations as named
 from jaxfl.settings import options
+from jaxfl.settings.user_code import is_address
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,7 +29,7 @@ class DataRequest(NamedTuple):
     """The arguments of `jaxfl data`.
 
     Attributes:
-        name: of a data set or a source; None lists all.
+        name: of a data set or a source, or `FILE.py:NAME`; None lists all.
         data_dir: folder in which files are searched, and into which they are downloaded.
         items: options of the data set, `key=value`.
         seed: of the skew's random choices.
@@ -67,7 +68,7 @@ def show_data(request: DataRequest, out: "Console", err: "Console") -> None:
         return
     name, data_dir = request.name, request.data_dir
     if not is_source(name):
-        federations.dataset(name)  # raises for unknown names
+        named.dataset(name)  # raises for unknown names
     chosen = parse_options(name, request.items)
     folder = request.save if request.save is not None and request.save.suffix != ".npz" else None
     for option, given in {"--plot": request.pictures, "--save DIR": folder, "--digest": request.digest or None}.items():
@@ -75,10 +76,12 @@ def show_data(request: DataRequest, out: "Console", err: "Console") -> None:
             raise ValueError(
                 f"{option} needs a data set, got the source {name}; a source has no clients. Try iid-{name}."
             )
-    if name == sources.saved.NAME and request.save is not None and folder is None:
+    if (name == sources.saved.NAME or is_address(name)) and request.save is not None and folder is None:
         raise ValueError(
-            f"--save must be a folder for data saved, which has no examples of a source, got {request.save}."
+            f"--save must be a folder for data {name}, which has no examples of a source, got {request.save}."
         )
+    if is_address(name) and request.download:
+        raise ValueError(f"--download needs data with files to download, got {name}, which a function of yours makes.")
     if request.pictures is not None and request.pictures.is_dir():
         for path in picture_paths(name, request.pictures).values():
             check_output(path, "--plot", signature("data"))
@@ -93,11 +96,12 @@ def show_data(request: DataRequest, out: "Console", err: "Console") -> None:
     if not request.as_json and not request.digest:
         print_parts(out, tables.source_page(name, data_dir) if is_source(name) else tables.dataset_page(name, data_dir))
     # only tensorflow-datasets can tell whether it has prepared a data set
-    there = row["found"] or name.partition("-")[2].startswith("tfds:")
+    lacking = [key for key, one in options_of_name(name).items() if one.default is REQUIRED and key not in chosen]
+    there = (row["found"] and not lacking) or name.partition("-")[2].startswith("tfds:")
     data = None
     if not is_source(name) and (there or request.pictures is not None or folder is not None or request.digest):
         with progress_message(err, f"loading {name}"):
-            data = federations.load(name, data_dir=data_dir, seed=request.seed, **chosen)
+            data = named.load(name, data_dir=data_dir, seed=request.seed, **chosen)
         if request.pictures is not None and not (data.kind == "classification" or plots.is_image(data.input_shape)):
             raise ValueError(
                 f"--plot draws classes and images, and {name} has neither: its inputs are {data.input_shape}, its "
@@ -184,7 +188,7 @@ def parse_options(name: str, items: Iterable[str]) -> dict[str, Any]:
 def options_of_name(name: str) -> dict[str, Option]:
     """Returns the options of a data set, or those of a source, which all of its data sets have."""
     if not is_source(name):
-        return federations.known_options(name)
+        return named.known_options(name)
     return {key: one for key, one in federations.known_options(f"iid-{name}").items() if one.owner == "source"}
 
 
@@ -234,7 +238,7 @@ def check_save(name: str, chosen: dict[str, Any], data_dir: str | None, path: Pa
     from jaxfl.data.sources import npz
 
     origin = source_origin(name, chosen)
-    if real_path(path) in [real_path(file) for file in user_files(f"iid-{origin['source']}", data_dir)]:
+    if real_path(path) in [real_path(file) for file in named.user_files(f"iid-{origin['source']}", data_dir)]:
         raise ValueError(f"--save must be another file than the one that is read, got {str(path)!r} for both.")
     npz.check_target(path, origin)
 

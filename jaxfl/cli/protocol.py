@@ -292,8 +292,7 @@ def _own_options(protocol: Protocol, chosen: Sequence[str], items: Sequence[str]
 def _is_run_option(protocol: Protocol, method: str, name: str) -> bool:
     """Returns whether a name is an option of data, network, optimiser or run, which a protocol leaves as it is."""
     settings = protocol.settings(method)
-    parts = settings.data_name, settings.model_name, settings.optimizer_name, settings.server_name
-    known = options.applicable_options(settings.method_name, *parts)
+    known = options.applicable_options(*settings.names())
     choices = ("model", "optimizer", "server_optimizer")
     return name.rpartition(".")[2] in {option.name for option in known} or name in choices
 

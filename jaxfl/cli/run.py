@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxfl import data as federations
 from jaxfl.cli import run_page, tables
 from jaxfl.cli.signals import TRY_AGAIN
 from jaxfl.cli.tables.console import print_parts, print_table, progress_message, stderr, stdout
@@ -21,7 +20,7 @@ from jaxfl.jobs.job import Job, add_saved_summaries, summarise_seeds
 from jaxfl.random import check_seed_or_seeds
 from jaxfl.sampling import cohort_size
 from jaxfl.schema import REQUIRED, Option, check_name, quoted
-from jaxfl.settings import options
+from jaxfl.settings import federations, options
 from jaxfl.simulation import loggers, processes
 from jaxfl.simulation.callbacks import EarlyStopping, ProgressBar, TimeLimit
 from jaxfl.simulation.evaluation.metrics import main_metric

@@ -15,6 +15,7 @@ from jaxfl.data.drift import given_rounds
 from jaxfl.files import is_missing, write_text
 from jaxfl.jobs import job as jobs
 from jaxfl.plots import style
+from jaxfl.settings.options import OWNERS
 from jaxfl.simulation import processes
 from jaxfl.simulation.records.directory import RunDirectory
 from jaxfl.simulation.result import Result
@@ -90,7 +91,7 @@ def command_line(job: jobs.Job, rounds: int) -> str:
     words += [] if every is None else ["--eval-every", str(every)]
     chosen = {"model": settings.model_name, "optimizer": settings.optimizer_name}
     chosen |= {} if server is None else {"server_optimizer": server}
-    for owner in ("data", "method", "model", "optimizer", "server", "run"):
+    for owner in OWNERS:
         chosen |= {f"{owner}.{name}": value for name, value in getattr(settings, owner).items()}
     return shlex.join([*words, *(word for name, value in chosen.items() for word in ("--set", f"{name}={value}"))])
 

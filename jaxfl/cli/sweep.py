@@ -33,8 +33,8 @@ from jaxfl.files import check_output, copy_path, is_missing, signature
 from jaxfl.jobs import job
 from jaxfl.schema import REQUIRED, Option, did_you_mean, quoted
 from jaxfl.settings import methods as known
-from jaxfl.settings import models, options
-from jaxfl.settings.optimizers import OPTIMIZERS, SERVERS
+from jaxfl.settings import models, optimizers, options, tasks
+from jaxfl.settings.optimizers import SERVERS
 from jaxfl.settings.switches import SWITCHES, attack_options, availability_options
 from jaxfl.settings.user_code import run_label
 from jaxfl.simulation.callbacks import Finished
@@ -289,7 +289,8 @@ def _is_same_option(key: str, other: str) -> bool:
 # What has options and is chosen by name: their owner, and the options by the name.
 CHOICES: dict[str, tuple[str, Callable[[str], Collection[str]]]] = {
     "model": ("model", lambda name: models.options(name)),
-    "optimizer": ("optimizer", lambda name: OPTIMIZERS[name][1] if name in OPTIMIZERS else ()),
+    "optimizer": ("optimizer", lambda name: optimizers.options(name)),
+    "task": ("task", lambda name: tasks.options(name)),
     "server_optimizer": ("server", lambda name: SERVERS[name][1] if name in SERVERS else ()),
     "attack": ("data", attack_options),
     "availability": ("run", availability_options),

@@ -11,7 +11,7 @@ classes. A source with known makers of its examples (`unipen`, `femnist`) is als
 import dataclasses
 import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -367,52 +367,84 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
         shared = settings.keys() & function_options(parts[owner]).keys() if owner in parts else ()
         return {name: chosen[name] for name, option in known.items() if option.owner == owner or name in shared}
 
-    share = chosen["held_out"]
-    if not 0 <= share < 1:
-        raise ValueError(f"held_out must be a share of the clients, 0 or more and below 1, got {share}; 0.3 is usual.")
     if row is SAVED:
-        data = stored.load(data_dir)
-    else:
-        source = sources.load(row.source, data_dir, **options_for("source"))
-        source = _choose_pool(source, chosen.get("pool", "train"), row.skew)
-        if row.skew == "hybrid":
-            source = _with_domains(source, chosen["other"], known["other"].default, data_dir, chosen["pool"])
-        if chosen["test"] is not None and source.test_labels is not None:
-            if settings.get("test_share") is not None:
-                raise ValueError(
-                    f"test_share must be left out with test=central, because {source.name} has a test set, got "
-                    f"{settings['test_share']}."
-                )
-            source = dataclasses.replace(source, central=True)
-        with postponed_copies():
-            data = _skew_builder(row)(source, seed=seed, **options_for("skew"))
-        if sources.entry(row.source).user_files is not None:
-            leaks.warn_repeated_rows(data)
-            if data.num_classes > 1 or data.kind == "regression":  # of one class `federate` warns
-                conventions.warn_single_label(source.labels)
-            if "test_share" not in settings:
-                _warn_unused_test_rows(source, data, name)
-        kept = (
-            row.skew == "writers"
-            and not source.central
-            and chosen.get("by") == "client"
-            and source.test_clients is not None
-        )
-        if kept and settings.get("test_share") == natural.SHARE:
-            warnings.warn(
-                f"{name} keeps the official test rows of {source.name}'s makers, got test_share={natural.SHARE}, the "
-                "default; another share, such as 0.25, divides them like all others.",
-                stacklevel=3,
+        return with_options(lambda: stored.load(data_dir), settings, seed=seed)
+    _check_held_out(chosen["held_out"])
+    source = sources.load(row.source, data_dir, **options_for("source"))
+    source = _choose_pool(source, chosen.get("pool", "train"), row.skew)
+    if row.skew == "hybrid":
+        source = _with_domains(source, chosen["other"], known["other"].default, data_dir, chosen["pool"])
+    if chosen["test"] is not None and source.test_labels is not None:
+        if settings.get("test_share") is not None:
+            raise ValueError(
+                f"test_share must be left out with test=central, because {source.name} has a test set, got "
+                f"{settings['test_share']}."
             )
+        source = dataclasses.replace(source, central=True)
+    with postponed_copies():
+        data = _skew_builder(row)(source, seed=seed, **options_for("skew"))
+    if sources.entry(row.source).user_files is not None:
+        leaks.warn_repeated_rows(data)
+        if data.num_classes > 1 or data.kind == "regression":  # of one class `federate` warns
+            conventions.warn_single_label(source.labels)
+        if "test_share" not in settings:
+            _warn_unused_test_rows(source, data, name)
+    kept = (
+        row.skew == "writers"
+        and not source.central
+        and chosen.get("by") == "client"
+        and source.test_clients is not None
+    )
+    if kept and settings.get("test_share") == natural.SHARE:
+        warnings.warn(
+            f"{name} keeps the official test rows of {source.name}'s makers, got test_share={natural.SHARE}, the "
+            "default; another share, such as 0.25, divides them like all others.",
+            stacklevel=3,
+        )
     data = data if chosen["test"] is None else divide.central_test(data)
     with postponed_copies():
         for shifted in reversed(row.shifts):
             data = SHIFTS[shifted](data, seed=seed, **options_for(shifted))
+    return apply_conditions(with_copies(_with_roles(data, chosen, seed)), seed=seed, **options_for("condition"))
+
+
+def with_options(make: Callable[[], FederatedData], settings: Mapping[str, Any], *, seed: int = 0) -> FederatedData:
+    """Returns a federation that needs no source and no skew, such as a saved one, with the options of all such.
+
+    Args:
+        make: returns the federation.
+        settings: values of options of `known_options("saved")`.
+        seed: of the random choices.
+
+    Raises:
+        ValueError: an invalid value.
+
+    >>> from jaxfl.data import synthetic
+    >>> int(with_options(lambda: synthetic.clustered_linear(4), {"held_out": 0.25}).held_out.sum())
+    1
+    """
+    known = known_options(SAVED.name)
+    chosen = {name: settings.get(name, option.default) for name, option in known.items()}
+    _check_held_out(chosen["held_out"])
+    data = make()
+    data = data if chosen["test"] is None else divide.central_test(data)
+    of_conditions = {name: chosen[name] for name, option in known.items() if option.owner == "condition"}
+    return apply_conditions(_with_roles(data, chosen, seed), seed=seed, **of_conditions)
+
+
+def _check_held_out(held_out: float) -> None:
+    """Raises ValueError unless the share of held-out clients is one."""
+    if not 0 <= held_out < 1:
+        raise ValueError(
+            f"held_out must be a share of the clients, 0 or more and below 1, got {held_out}; 0.3 is usual."
+        )
+
+
+def _with_roles(data: FederatedData, chosen: Mapping[str, Any], seed: int) -> FederatedData:
+    """Returns the federation with the chosen true groups, held-out clients and validation rows."""
     data = with_truth(data, chosen["truth"]) if chosen.get("truth") is not None else data
-    data = conditions.hold_out(data, share, seed) if share else data
-    data = divide.set_apart(data, chosen["validation"], seed=seed) if chosen["validation"] else data
-    data = data if row is SAVED else with_copies(data)
-    return apply_conditions(data, seed=seed, **options_for("condition"))
+    data = conditions.hold_out(data, chosen["held_out"], seed) if chosen["held_out"] else data
+    return divide.set_apart(data, chosen["validation"], seed=seed) if chosen["validation"] else data
 
 
 def _warn_unused_test_rows(source: sources.Source, data: FederatedData, name: str) -> None:

@@ -18,7 +18,6 @@ import numpy as np
 
 from jaxfl import plots
 from jaxfl.analysis.comparison import deviation
-from jaxfl.data.catalog import user_checksum, user_files
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.drift import given_rounds
 from jaxfl.files import is_beside, keep_copy, own_names, real_path, user_path, write_text
@@ -29,7 +28,7 @@ from jaxfl.plots.style import check_backend, import_matplotlib, write_picture
 from jaxfl.random import check_seed
 from jaxfl.sampling import Sampler
 from jaxfl.schema import check_type
-from jaxfl.settings import options, user_code
+from jaxfl.settings import federations, options, user_code
 from jaxfl.settings.removed import removed_in
 from jaxfl.simulation import processes
 from jaxfl.simulation.callbacks import EarlyStopping
@@ -97,7 +96,7 @@ class Job(NamedTuple):
     @property
     def of_its_data(self) -> bool:
         """Whether the task is built from the data's values, as a user's own may be, and not from their shapes alone."""
-        return user_code.is_address(self.settings.run.get("task"))
+        return user_code.is_address(self.settings.task_name)
 
     def directory(self) -> RunDirectory | None:
         """Returns the folder of the run, None without one."""
@@ -153,7 +152,7 @@ class Job(NamedTuple):
         """
         began, settings = self._began(), self.settings_in_use()
         identity = {**settings.complete(), **jax_settings(), "cohort": self.cohort, "seed": self.seed}
-        if own := user_checksum(self.settings.data_name, self.data_dir, self.settings.data.get("other")):
+        if own := federations.user_checksum(self.settings.data_name, self.data_dir, self.settings.data.get("other")):
             identity[DATA_CHECKSUM] = own
         identity = json.loads(json.dumps(identity))  # as it is read back: tuples are lists
         if began is None:
@@ -199,7 +198,7 @@ def check(job: Job) -> None:
         check_weights(weights)
     options.plan(job.settings)
     options.model(job.settings, num_classes=1)
-    options.optimizer(job.settings)
+    options.check_optimizer(job.settings)
     options.server_optimizer(job.settings)
     options.sampler(job.settings)
     options.channel(job.settings)
@@ -224,7 +223,7 @@ def check(job: Job) -> None:
         names = job.outputs()
         directory.check(job.config(), resume=job.resume, names=names)
         written = {real_path(directory.path / name) for name in names}
-        for path in user_files(job.settings.data_name, job.data_dir, job.settings.data.get("other")):
+        for path in federations.user_files(job.settings.data_name, job.data_dir, job.settings.data.get("other")):
             if real_path(path) in written:
                 raise ValueError(
                     f"out must be a folder in which no data are replaced, got {str(job.out)!r} with {path.name!r}, "

@@ -10,6 +10,7 @@ import jax
 
 from jaxfl import tree
 from jaxfl.cohort import PlanChoice
+from jaxfl.data.catalog import SAVED, known_options
 from jaxfl.data.clients import FederatedData
 from jaxfl.files import copy_path, user_path
 from jaxfl.jobs import job as jobs
@@ -43,8 +44,9 @@ NEEDED = ("method", "data", "data_dir", *NUMBERS)  # in a config
 class LoadedRun(TrainedRun):
     """A run in a folder, finished or interrupted. Data, method, state and evaluation are computed at their first use.
 
-    Where its method, model or task is in a file of Python, these and all that needs them (`job`, `params`, `clients`,
-    `resume` ...) execute the file, and only if it is trusted, see `load`. The attributes below execute nothing.
+    Where its method, data, model, optimiser or task is in a file of Python, these and all that needs them (`job`,
+    `params`, `clients`, `resume` ...) execute the file, and only if it is trusted, see `load`. The attributes below
+    execute nothing.
 
     Attributes:
         path: the folder.
@@ -79,8 +81,8 @@ class LoadedRun(TrainedRun):
         """The job of the run: its names and options.
 
         Raises:
-            ValueError: `jaxfl.run` began it, or its method, model or task is in a file that is not trusted or has
-                changed.
+            ValueError: `jaxfl.run` began it, or its method, data, model, optimiser or task is in a file that is not
+                trusted or has changed.
         """
         if self.config is None:
             raise ValueError(
@@ -241,9 +243,10 @@ def load(
         method: of a run that `jaxfl.run` started, which saves no names; None builds it from the config.
         data: the same.
         data_dir: where the data's files lie, if not where they were.
-        trust: whether files of Python that hold the run's method, model or task are executed when these are used. True
-            executes their copies in the folder, and nothing outside it; a path, or several, executes these files of
-            your own instead, which may import what lies beside them. They must be as they were: SHA-256 in the config.
+        trust: whether files of Python that hold the run's method, data, model, optimiser or task are executed when
+            these are used. True executes their copies in the folder, and nothing outside it; a path, or several,
+            executes these files of your own instead, which may import what lies beside them. They must be as they
+            were: SHA-256 in the config.
 
     Raises:
         ValueError: there is no run.
@@ -262,7 +265,7 @@ def load(
 def written_job(config: dict[str, Any]) -> jobs.Job:
     """Returns the job of a config, for texts about it: no file is opened, and nothing is executed.
 
-    All options of a method or a model in a file of Python are given: their defaults are in the file.
+    All options of what is in a file of Python are given: their defaults are in the file.
 
     Raises:
         ValueError: a name or an option is not known.
@@ -271,20 +274,23 @@ def written_job(config: dict[str, Any]) -> jobs.Job:
     if missing := [name for name in NEEDED if name not in config]:
         raise KeyError(", ".join(missing))
     code = _addresses(config)
-    own = {owner: _options_of(config, owner) for owner in code.keys() & {"method", "model"}}
-    rest = {name: value for name, value in config.items() if name.partition(".")[0] not in own}
+    own = {owner: _options_in_file(config, owner) for owner in (name.removeprefix("run.") for name in code)}
+    of_files = {f"{owner}.{name}" for owner, options in own.items() for name in options}
+    rest = {name: value for name, value in config.items() if name not in of_files}
     settings = _route(rest | {name: STAND_INS[name] for name in code}, config.get("weights_file"))
     for name, address in code.items():
         owner = name.removeprefix("run.")
         written = f"{config[f'{owner}_file']}:{address.rpartition(':')[2]}"
+        settings = settings._replace(**{owner: getattr(settings, owner) | own[owner]})
         if owner == "task":
             settings.run[owner] = written
         else:
-            settings = settings._replace(**{f"{owner}_name": written, owner: own[owner]})
+            settings = settings._replace(**{f"{owner}_name": written})
     return jobs.Job(settings, **_numbers(config), data_dir=config["data_dir"])
 
 
-STAND_INS = {"method": "fedavg", "model": "mlp", "run.task": "auto"}  # for what is in a file, to read all other options
+# For what is in a file, to read all other options; a saved federation has the options of all.
+STAND_INS = {"method": "fedavg", "data": SAVED.name, "model": "mlp", "optimizer": "sgd", "run.task": "auto"}
 
 
 def _addresses(config: dict[str, Any]) -> dict[str, str]:
@@ -298,7 +304,7 @@ def _numbers(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _settings_of_config(folder: Path, config: dict[str, Any], trust: bool | list[Path]) -> options.Settings:
-    """Returns the settings of a config; those of a user's method, model or task execute its file if it is trusted."""
+    """Returns the settings of a config; a user's method, data, model, optimiser or task is executed if trusted."""
     found = {}
     for name, address in _addresses(config).items():
         file = user_code.trusted_file(folder, name.removeprefix("run."), address, config, trust)
@@ -312,7 +318,8 @@ def _settings_of_config(folder: Path, config: dict[str, Any], trust: bool | list
 
 def _route(config: dict[str, Any], weights: str | None) -> options.Settings:
     """Returns the settings of a config with the options that differ from their defaults."""
-    names: list[Any] = [*(config[name] for name in OWNER_NAMES[:4]), config.get("server_optimizer")]
+    names: list[Any] = [config[name] for name in OWNER_NAMES[:4]]
+    names += [config.get("server_optimizer"), config.get("run.task", "auto")]
     defaults = options.default_values(*names)
     given = {
         key: value
@@ -325,10 +332,11 @@ def _route(config: dict[str, Any], weights: str | None) -> options.Settings:
     return options.route(config["method"], config["data"], **chosen, **given)
 
 
-def _options_of(config: dict[str, Any], owner: str) -> dict[str, Any]:
-    """Returns the options of an owner in a config, by name without the owner."""
-    first = f"{owner}."
-    return {name.removeprefix(first): value for name, value in config.items() if name.startswith(first)}
+def _options_in_file(config: dict[str, Any], owner: str) -> dict[str, Any]:
+    """Returns the options in a config of what is in a file, by name; of data without those that all data have."""
+    first, common = f"{owner}.", known_options(SAVED.name) if owner == "data" else {}
+    options = {name.removeprefix(first): value for name, value in config.items() if name.startswith(first)}
+    return {name: value for name, value in options.items() if name not in common}
 
 
 def _weights_file(folder: Path, config: dict[str, Any]) -> Path:

@@ -6,15 +6,13 @@ this parameter. An instance has no options.
 """
 
 import contextlib
-import inspect
-from collections.abc import Callable
 from typing import Any
 
 from flax import linen as nn
 
 from jaxfl.models import networks
 from jaxfl.models.adapters import Composed, Functions, Network, nnx_classes
-from jaxfl.schema import REQUIRED, Option, check_name, docstring_lines, installed_entry_points, load_entry_point, quoted
+from jaxfl.schema import Option, check_name, installed_entry_points, load_entry_point, parameter_options, quoted
 from jaxfl.settings import user_code
 
 GROUP = "jaxfl.models"
@@ -30,18 +28,18 @@ def options(name: str) -> dict[str, Option]:
     """
     if (found := _load_user_network(name)) is None:
         return networks.options(name)
-    if _is_network(found):
+    if is_network(found):
         return {}
-    return {option.name: option for option in _parameters_as_options(found) if option.name not in RESERVED}
+    return {name: option for name, option in parameter_options(found).items() if name not in RESERVED}
 
 
 def create(name: str, num_classes: int, **chosen: Any) -> Network:
     """Returns a network with the chosen options."""
     if (found := _load_user_network(name)) is None:
         return networks.create(name, num_classes, **chosen)
-    if _is_network(found):
+    if is_network(found):
         return found
-    parameters = [option.name for option in _parameters_as_options(found)]
+    parameters = parameter_options(found)
     chosen |= {"num_classes": num_classes} if "num_classes" in parameters else {}
     if "rngs" not in parameters:
         with user_code.one_line_errors(name, REMEDY):
@@ -54,7 +52,7 @@ def one_line_errors(name: str) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext() if name in networks.MODELS else user_code.one_line_errors(name, REMEDY)
 
 
-def _is_network(found: Any) -> bool:
+def is_network(found: Any) -> bool:
     """Returns whether an object is a network, and no factory of one; an nnx instance is refused where it is used."""
     return isinstance(found, (nn.Module, *nnx_classes("Module"), Functions, Composed)) and not isinstance(found, type)
 
@@ -68,27 +66,6 @@ def _load_user_network(name: str) -> Any:
         return None
     else:
         found = load_entry_point(GROUP, name)
-    if not callable(found) and not _is_network(found):
+    if not callable(found) and not is_network(found):
         raise ValueError(f"{name} must be a network, or a class or function that makes one, got {quoted(found)}.")
     return found
-
-
-def _parameters_as_options(factory: Callable[..., Any]) -> list[Option]:
-    """Returns the parameters of a function, or of a class's `__init__`, as options."""
-    function = factory.__init__ if isinstance(factory, type) else factory  # flax.nnx hides the signature of its classes
-    lines = docstring_lines(factory)
-    try:
-        parameters = list(inspect.signature(function, eval_str=True).parameters.values())
-    except NameError:  # of a type that is imported for a type checker alone
-        unread = inspect.signature(function).parameters.values()
-        parameters = [parameter.replace(annotation=parameter.empty) for parameter in unread]
-    return [
-        Option(
-            parameter.name,
-            REQUIRED if parameter.default is parameter.empty else parameter.default,
-            Any if parameter.annotation is parameter.empty else parameter.annotation,
-            lines.get(parameter.name, ""),
-        )
-        for parameter in parameters
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    ]

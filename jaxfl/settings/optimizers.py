@@ -1,11 +1,17 @@
-"""Optimisers of clients and server by name, and the checks of their numbers."""
+"""Optimisers of clients and server by name, the checks of their numbers, and a user's `FILE.py:NAME` for the clients.
 
-from collections.abc import Callable, Mapping
+A user's optimiser is a function that returns an `optax.GradientTransformation`; its parameters are its options.
+"""
 
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import jax
 import optax
 
-from jaxfl.schema import is_known
+from jaxfl.schema import Option, check_name, is_known, parameter_options, quoted
 from jaxfl.server import optimizers
+from jaxfl.settings import user_code
 
 
 def sgd(
@@ -37,22 +43,65 @@ SERVERS: dict[str, tuple[Callable[..., optax.GradientTransformation], dict[str, 
     "fedadam": (optimizers.fedadam, {"learning_rate": 0.01, "b1": 0.9, "b2": 0.99, "tau": 0.001}),
     "fedyogi": (optimizers.fedyogi, {"learning_rate": 0.01, "b1": 0.9, "b2": 0.99, "tau": 0.001}),
 }
+REMEDY = "it must be a function (*, options) that returns an optax.GradientTransformation, such as optax.sgd(0.1)"
 
 
-def client_optimizer(name: str, given: Mapping[str, float]) -> optax.GradientTransformation:
+def options(name: str) -> dict[str, Option]:
+    """Returns the options of a clients' optimiser.
+
+    Args:
+        name: a key of `OPTIMIZERS`, or `FILE.py:NAME`.
+
+    Raises:
+        ValueError: there is no such optimiser.
+
+    >>> list(options("momentum"))
+    ['learning_rate', 'momentum']
+    """
+    if not user_code.is_address(name):
+        if str(name).endswith(".py"):
+            raise ValueError(
+                f"optimizer must be FILE.py:NAME, got {name!r}; write {name}: and the name of its factory."
+            )
+        check_name("optimizer", name, OPTIMIZERS)
+        return number_options(OPTIMIZERS[name][1])
+    found = user_code.load(name)
+    if not callable(found):
+        raise ValueError(f"{name} must be a function that makes an optimiser, got {quoted(found)}; {REMEDY}.")
+    return parameter_options(found)
+
+
+def server_options(name: str | None) -> dict[str, Option]:
+    """Returns the options of a server's optimiser; none without one."""
+    return number_options(SERVERS[name][1]) if name else {}
+
+
+def number_options(defaults: Mapping[str, float]) -> dict[str, Option]:
+    """Returns the numbers of an optimiser as options, all but flags traceable."""
+    return {
+        name: Option(
+            name, default, bool if isinstance(default, bool) else float, traceable=not isinstance(default, bool)
+        )
+        for name, default in defaults.items()
+    }
+
+
+def client_optimizer(name: str, given: Mapping[str, Any]) -> optax.GradientTransformation:
     """Returns the clients' optimiser.
 
     Args:
-        name: a key of `OPTIMIZERS`.
-        given: the numbers that differ from its defaults.
+        name: a key of `OPTIMIZERS`, or `FILE.py:NAME`.
+        given: the options that differ from its defaults.
 
     Raises:
-        ValueError: a number is out of range.
+        ValueError: a number is out of range, or a user's function raises or returns no optimiser.
 
     >>> client_optimizer("sgd", {"learning_rate": -1.0})
     Traceback (most recent call last):
     ValueError: learning_rate must be above 0, got -1.0; 0.1 is usual.
     """
+    if user_code.is_address(name):
+        return _user_optimizer(name, given)
     make, defaults = OPTIMIZERS[name]
     numbers = {**defaults, **given}
     if is_known(numbers["learning_rate"]) and not numbers["learning_rate"] > 0:
@@ -63,6 +112,40 @@ def client_optimizer(name: str, given: Mapping[str, float]) -> optax.GradientTra
         raise ValueError("nesterov needs a momentum above 0, got nesterov=True without it; add --set momentum=0.9.")
     _check_momentum("momentum", numbers)
     return make(**numbers)
+
+
+def _user_optimizer(name: str, given: Mapping[str, Any]) -> optax.GradientTransformation:
+    """Returns what a user's function makes of the given options."""
+    with user_code.one_line_errors(name, REMEDY):
+        made = user_code.load(name)(**given)
+    if not all(callable(getattr(made, part, None)) for part in ("init", "update")) or isinstance(made, type):
+        got = quoted(made) if made is None else f"a {type(made).__name__}"
+        raise ValueError(f"{name} must return an optax.GradientTransformation, returned {got}; {REMEDY}.")
+    return made
+
+
+def check_traceable(name: str, given: Mapping[str, Any], traced: Collection[str]) -> None:
+    """Checks that a user's optimiser is made of numbers without values where they are declared `Traceable`.
+
+    Args:
+        name: as for `client_optimizer`.
+        given: the options that differ from its defaults.
+        traced: the options whose numbers are arguments of compiled programs.
+
+    Raises:
+        ValueError: the function needs the value of such a number.
+    """
+    if not user_code.is_address(name) or not traced:
+        return
+    try:
+        jax.eval_shape(
+            lambda values: (_user_optimizer(name, {**given, **values}), 0)[1], {option: 1.0 for option in traced}
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"{name} declares {', '.join(sorted(traced))} as Traceable, and needs a value: ask "
+            f"jaxfl.schema.is_known before a check, or declare it as float ({error})"
+        ) from error
 
 
 def server_optimizer(name: str, given: Mapping[str, float]) -> optax.GradientTransformation:

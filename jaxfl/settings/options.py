@@ -1,4 +1,4 @@
-"""Options by name: `key=value` text, assigned to the data, method, model, optimiser or run that has the option.
+"""Options by name: `key=value` text, assigned to the data, method, model, task, optimiser or run that has the option.
 
 >>> settings = route("stocfl", "rotated-digits", ["threshold=0.6", "num_clients=8", "hidden=64", "learning_rate=0.05"])
 >>> settings.method, settings.model, settings.optimizer
@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from jaxfl import data as federations
 from jaxfl import sampling
 from jaxfl.cohort import Cohort, Plan, PlanChoice
+from jaxfl.data.catalog import SKEWS
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods import METHODS, Method
 from jaxfl.methods.hyperparameters import attach
@@ -27,7 +27,17 @@ from jaxfl.models.adapters import Network
 from jaxfl.models.initialisation import pytorch_start
 from jaxfl.schema import REQUIRED, Option, check_name, function_options, quoted
 from jaxfl.server.aggregators import NormBound
-from jaxfl.settings import methods, models, optimizers, reading, run_options, tasks, user_code, wire_options
+from jaxfl.settings import (
+    federations,
+    methods,
+    models,
+    optimizers,
+    reading,
+    run_options,
+    tasks,
+    user_code,
+    wire_options,
+)
 from jaxfl.settings.optimizers import OPTIMIZERS, SERVERS
 from jaxfl.settings.reading import convert as convert
 from jaxfl.settings.reading import find_option as find_option
@@ -37,13 +47,15 @@ from jaxfl.settings.removed import without_removed
 from jaxfl.settings.run_options import RUN
 from jaxfl.simulation.evaluation.finetune import FineTune
 from jaxfl.simulation.program import shapes_of
-from jaxfl.tasks import Task, augmented, start_from
+from jaxfl.tasks import Task, augmented, start_from, with_head
 from jaxfl.tasks.augmentation import black_level, parse_augmentation
 from jaxfl.typing import Array, Key
 from jaxfl.wire import Aggregator, Privacy, Transform, wired
 
 FORMER_NETWORK: tuple[str, dict[str, Any]] = ("mlp", {"hidden": (2048,)})
-OWNERS = ("data", "method", "model", "optimizer", "server", "run")
+OWNERS = ("data", "method", "model", "task", "optimizer", "server", "run")
+# What a task is built of: its numbers are constants of the programs, see `build`.
+UNTRACED = ("data", "model", "task")
 MAX_SHARED_BUILDS = 32  # those of the last settings, each with a task
 
 
@@ -61,14 +73,20 @@ class Settings(NamedTuple):
     optimizer: dict[str, Any]
     server: dict[str, Any]
     run: dict[str, Any]
+    task: dict[str, Any] = {}
+
+    @property
+    def task_name(self) -> str:
+        """The name of the task."""
+        return self.run.get("task", "auto")
 
     def complete(self) -> dict[str, Any]:
         """Returns the value of every option, defaults included, flat and ready for JSON."""
         flat: dict[str, Any] = {
             "method": user_code.run_label(self.method_name),
-            "data": self.data_name,
+            "data": user_code.run_label(self.data_name),
             "model": user_code.run_label(self.model_name),
-            "optimizer": self.optimizer_name,
+            "optimizer": user_code.run_label(self.optimizer_name),
         }
         files = self.files()
         flat |= {f"{owner}_checksum": user_code.file_checksum(path) for owner, path in files.items()}
@@ -97,21 +115,35 @@ class Settings(NamedTuple):
 
     def defaults(self) -> dict[str, Any]:
         """Returns the default of every option that applies, by `owner.name`, ready for JSON."""
-        return default_values(self.method_name, self.data_name, self.model_name, self.optimizer_name, self.server_name)
+        return default_values(*self.names())
+
+    def names(self) -> tuple[str, str, str, str, str | None, str]:
+        """Returns the names that the options are of, as `applicable_options` takes them."""
+        return (
+            self.method_name,
+            self.data_name,
+            self.model_name,
+            self.optimizer_name,
+            self.server_name,
+            self.task_name,
+        )
 
     def files(self) -> dict[str, Path]:
-        """Returns the user's files that the run depends on: of method, model, task and weights.
+        """Returns the user's files that the run depends on: of method, model, task, data, optimiser and weights.
 
         Raises:
             ValueError: a file is missing.
         """
-        names = {"method": self.method_name, "model": self.model_name, "task": self.run.get("task")}
+        names = {"method": self.method_name, "model": self.model_name, "task": self.task_name}
+        names |= {"data": self.data_name, "optimizer": self.optimizer_name}
         found = {owner: user_code.address_file(name) for owner, name in names.items() if user_code.is_address(name)}
         return found | ({"weights": user_code.existing_file(self.run["weights"])} if self.run.get("weights") else {})
 
 
-def applicable_options(method: str, data: str, model: str, optimizer: str, server: str | None = None) -> list[Option]:
-    """Returns all options that apply to this choice of method, data, model and optimisers, with their defaults."""
+def applicable_options(
+    method: str, data: str, model: str, optimizer: str, server: str | None = None, task: str = "auto"
+) -> list[Option]:
+    """Returns all options that apply to this choice of names, with their defaults."""
     method_options, model_options = function_options(methods.row(method).factory), models.options(model)
     method_options.pop("server_optimizer", None)  # it is chosen by name and has options itself
     default_model, model_defaults = federations.dataset(data).model
@@ -121,16 +153,19 @@ def applicable_options(method: str, data: str, model: str, optimizer: str, serve
         "data": federations.known_options(data).values(),
         "method": method_options.values(),
         "model": model_options.values(),
-        "optimizer": _optimizer_options(OPTIMIZERS[optimizer][1]),
-        "server": _optimizer_options(SERVERS[server][1]) if server else (),
+        "task": tasks.options(task).values(),
+        "optimizer": optimizers.options(optimizer).values(),
+        "server": optimizers.server_options(server).values(),
         "run": options_of_runs(method),
     }
     return [option._replace(owner=owner) for owner in OWNERS for option in owned[owner]]
 
 
-def default_values(method: str, data: str, model: str, optimizer: str, server: str | None = None) -> dict[str, Any]:
-    """Returns the defaults of `known` by `owner.name`, ready for JSON."""
-    choice = applicable_options(method, data, model, optimizer, server)
+def default_values(
+    method: str, data: str, model: str, optimizer: str, server: str | None = None, task: str = "auto"
+) -> dict[str, Any]:
+    """Returns the defaults of `applicable_options` by `owner.name`, ready for JSON."""
+    choice = applicable_options(method, data, model, optimizer, server, task)
     return {f"{one.owner}.{one.name}": reading.json_value(one.default) for one in choice}
 
 
@@ -138,14 +173,6 @@ def options_of_runs(method: str) -> list[Option]:
     """Returns the options of every run; for a method with adaptation, fine-tuning is on by default."""
     adapting = {"finetune": 1, "finetune_batch_size": None} if methods.row(method).adapts else {}
     return [option._replace(default=adapting.get(option.name, option.default)) for option in RUN]
-
-
-def _optimizer_options(defaults: Mapping[str, float]) -> list[Option]:
-    """Returns the options of an optimiser."""
-    return [
-        Option(name, default, bool if isinstance(default, bool) else float, traceable=not isinstance(default, bool))
-        for name, default in defaults.items()
-    ]
 
 
 def option_owners(name: str) -> str:
@@ -156,7 +183,7 @@ def option_owners(name: str) -> str:
     """
     choices: dict[str, Mapping[str, Iterable[str]]] = {
         "method": {one: function_options(row.factory) for one, row in METHODS.items()},
-        "data": {f"{skew}-...": function_options(deal) for skew, (deal, _) in federations.SKEWS.items()},
+        "data": {f"{skew}-...": function_options(deal) for skew, (deal, _) in SKEWS.items()},
         "model": {one: models.options(one) for one in MODELS},
         "optimizer": {one: numbers for one, (_, numbers) in OPTIMIZERS.items()},
         "server_optimizer": {one: numbers for one, (_, numbers) in SERVERS.items()},
@@ -170,7 +197,7 @@ def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Se
 
     Args:
         method: a name, as for `jaxfl.settings.methods.row`.
-        data: a name of the catalogue.
+        data: a name of the catalogue, or `FILE.py:NAME`.
         items: `key=value`, or `owner.key=value` where two owners have an option of this name. `model`, `optimizer` and
             `server_optimizer` choose these by name; all other keys are options of the chosen ones.
         **given: options with values, such as `finetune=1`; they replace those of items.
@@ -185,12 +212,15 @@ def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Se
     model = wanted.pop("model", row.model[0])
     models.options(model)
     optimizer = wanted.pop("optimizer", "sgd")
-    check_name("optimizer", optimizer, OPTIMIZERS)
+    optimizers.options(optimizer)
     server = _choose_server(method, wanted)
-    options = applicable_options(method, data, model, optimizer, server)
+    task = wanted.get("run.task", wanted.get("task", "auto"))
+    options = applicable_options(method, data, model, optimizer, server, task if isinstance(task, str) else "auto")
     # but for run.delta, delta of perfedavg is its removed one
     wanted = without_removed(method, wanted, {option.name for option in options if option.owner != "run"})
-    where = f"method {method}, data {data}, model {model}, optimizer {optimizer}"
+    named = {"method": method, "data": data, "model": model, "optimizer": optimizer, "server": server, "task": task}
+    where = ", ".join(f"{owner} {named[owner]}" for owner in ("method", "data", "model", "optimizer"))
+    where += f", task {task}" if user_code.is_address(task) else ""
     chosen: dict[str, dict[str, Any]] = {owner: {} for owner in OWNERS}
     for option, value in read_options(
         wanted, options, where, ("model", "optimizer", "server_optimizer"), option_owners
@@ -199,15 +229,14 @@ def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Se
             both = f"{option.name} and {option.owner}.{option.name}"
             raise ValueError(f"{option.name} must be set once, got both {both}; leave one out.")
         chosen[option.owner][option.name] = value
-    tasks.check_task(chosen["run"].get("task", "auto"))
     if chosen["run"].get("augment") is not None:
         parse_augmentation(chosen["run"]["augment"])
     wire_options.check_takes_wire(method, chosen["run"], chosen["data"])
     wire_options.check_takes_noise(method, chosen["method"], chosen["run"])
     for option in options:
         if option.default is REQUIRED and option.name not in chosen[option.owner]:
-            named = {"method": method, "data": data, "model": model, "optimizer": optimizer}.get(option.owner, server)
-            raise ValueError(f"{option.name} must be given for {option.owner} {named}; add --set {option.name}=...")
+            of = f"{option.owner} {named[option.owner]}"
+            raise ValueError(f"{option.name} must be given for {of}; add --set {option.name}=...")
     return Settings(method, data, model, optimizer, server, **chosen)
 
 
@@ -218,7 +247,7 @@ def load(settings: Settings, *, data_dir: str | Path | None = None, seed: int = 
 
 def build(settings: Settings, data: FederatedData) -> Method:
     """Returns the method that the settings describe, for a federation; its numbers are hyperparameters."""
-    if user_code.is_address(settings.run.get("task")):  # made of the data's values, which differ from run to run
+    if user_code.is_address(settings.task_name):  # made of the data's values, which differ from run to run
         return _method(settings, _task(settings, data))
     shapes = shapes_of(data.in_programs())
 
@@ -248,9 +277,10 @@ def _task(settings: Settings, data: FederatedData) -> Task:
     """Returns the task that the settings describe, for a federation."""
     how = {name: settings.run[name] for name in ("fast_forms", "compute") if name in settings.run}
     with models.one_line_errors(settings.model_name):
-        task = tasks.create(settings.run.get("task", "auto"), model(settings, data.num_classes), data, **how)
+        task = tasks.create(settings.task_name, model(settings, data.num_classes), data, settings.task, **how)
     if (augment := settings.run.get("augment")) is not None:
         task = augmented(task, data, augment)
+    task = task if settings.run.get("head") is None else with_head(task, settings.run["head"])
     return start_from(task, settings.run["weights"]) if settings.run.get("weights") else task
 
 
@@ -284,11 +314,16 @@ def numbers(settings: Settings) -> dict[str, float]:
     >>> numbers(route("fedprox", "rotated-digits", ["learning_rate=0.2"]))
     {'method.proximal_weight': 0.1, 'optimizer.learning_rate': 0.2}
     """
-    names = settings.method_name, settings.data_name, settings.model_name, settings.optimizer_name, settings.server_name
     found = {}
-    for option in applicable_options(*names):
+    for option in applicable_options(*settings.names()):
         value = getattr(settings, option.owner).get(option.name, option.default)
-        if option.traceable and type(value) in (int, float) and value != 0 and math.isfinite(value):
+        if (
+            option.traceable
+            and option.owner not in UNTRACED
+            and type(value) in (int, float)
+            and value != 0
+            and math.isfinite(value)
+        ):
             found[f"{option.owner}.{option.name}"] = float(value)
     if settings.run.get("epsilon") is not None:
         found["run.noise"] = settings.run.get("noise", 1.0)  # until a run finds it
@@ -504,6 +539,13 @@ def finetune(settings: Settings) -> FineTune | None:
 def optimizer(settings: Settings) -> optax.GradientTransformation:
     """Returns the clients' optimiser."""
     return optimizers.client_optimizer(settings.optimizer_name, settings.optimizer)
+
+
+def check_optimizer(settings: Settings) -> None:
+    """Raises ValueError unless the clients' optimiser can be made, of numbers without values where they are traced."""
+    optimizer(settings)
+    traced = [name.partition(".")[2] for name in numbers(settings) if name.startswith("optimizer.")]
+    optimizers.check_traceable(settings.optimizer_name, settings.optimizer, traced)
 
 
 def server_optimizer(settings: Settings) -> optax.GradientTransformation | None:

@@ -142,8 +142,8 @@ RUN = (
         "finetune_layers",
         "all",
         str | tuple[str, ...],
-        "what fine-tuning trains: all, the head (the layer that the model creates last), the body (the others), or "
-        "patterns of parameters' names",
+        "what fine-tuning trains: all, the head (see head), the body (the other layers), or patterns of parameters' "
+        "names",
     ),
     Option("schedule", "constant", ScheduleName, "schedule of the clients' learning rate over the rounds"),
     Option("schedule_rounds", None, int | None, "rounds of the schedule's fall or rise, or between two steps"),
@@ -165,6 +165,13 @@ RUN = (
         None,
         str | tuple[str, ...] | None,
         "flip,crop4: training images are flipped and shifted at random, drawn anew in each step, see jaxfl.augmented",
+    ),
+    Option(
+        "head",
+        None,
+        str | None,
+        "layer that is the network's head, by name, which personalised methods keep or train alone; none is the layer "
+        "that the network creates last",
     ),
     Option("weights", None, str | None, "FILE.safetensors with the initial model, see jaxfl.start_from"),
     *wire_options.OPTIONS,

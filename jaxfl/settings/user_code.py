@@ -1,4 +1,4 @@
-"""User code by address: `FILE.py:NAME` in place of the name of a method, model or task.
+"""User code by address: `FILE.py:NAME` in place of the name of a method, data set, model, optimiser or task.
 
 The file is executed as a separate module; it can import the files beside it. Runs store checksums of its content, and
 their folders a copy: a run does not continue with other code of the same name.
@@ -99,7 +99,7 @@ def trusted_file(folder: Path, owner: str, address: str, config: Mapping[str, An
 
     Args:
         folder: of the run.
-        owner: what is in the file: `"method"`, `"model"` or `"task"`.
+        owner: what is in the file: `"method"`, `"data"`, `"model"`, `"optimizer"` or `"task"`.
         address: `FILE.py:NAME`, from the config.
         config: of the run, with the checksums; those of older runs have no SHA-256.
         trust: from `trusted_files`; of the user's own files the one of the same name counts.

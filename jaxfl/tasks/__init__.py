@@ -16,6 +16,7 @@ from jaxfl.tasks.contract import (
     check_trains,
     masked_mean,
     row_losses,
+    with_head,
     without_averages,
     without_dropout,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "row_losses",
     "start_from",
     "supervised",
+    "with_head",
     "with_row_weights",
     "without_averages",
     "without_dropout",

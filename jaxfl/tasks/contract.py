@@ -14,6 +14,7 @@ from jaxfl import tree
 from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.data.labels import LabelKind, class_count_phrase
 from jaxfl.random import Stream, key_for
+from jaxfl.schema import did_you_mean, quoted
 from jaxfl.tasks.metrics import ACCURACY, Metrics
 from jaxfl.typing import Array, Key, Params
 
@@ -151,6 +152,7 @@ class Task(NamedTuple):
         whole: whether the outputs for a row depend on the others of its batch, as with batch normalisation: a gradient
             is never put together from blocks of rows then.
         fast: knowledge of the network's program, for speed alone.
+        head: the layer of the network that is its head, by name, see `with_head`; None is the one it creates last.
     """
 
     init: Callable[[Key], Params]
@@ -165,6 +167,50 @@ class Task(NamedTuple):
     made_for: Loss | None = None
     whole: bool = False
     fast: FastForms = FastForms()
+    head: str | None = None
+
+
+def with_head(task: Task, head: str) -> Task:
+    """Returns the task of a network with another head than the layer that it creates last.
+
+    The head is what personalised methods keep, fine-tune or compare alone, such as `fedper`, `fedrep` and `fedproto`.
+
+    Args:
+        task: what is learned.
+        head: name of a layer, or of a module of several, as in the names of its parameters: `"Dense_1"` for
+            `Dense_1/kernel` and `Dense_1/bias`.
+
+    Raises:
+        ValueError: the model has no layer of this name.
+
+    >>> import jaxfl
+    >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
+    >>> task = jaxfl.classification(jaxfl.models.MLP(hidden=(16, 8), num_classes=10), data)
+    >>> with_head(task, "Dense_1").head
+    'Dense_1'
+    >>> with_head(task, "dense_1")
+    Traceback (most recent call last):
+    ValueError: head must be a layer of the network, got "dense_1"; did you mean "Dense_1"? Known: Dense_0, Dense_1...
+    """
+    layer_leaves(jax.eval_shape(task.init, jax.random.key(0)), head)
+    return task._replace(head=head)
+
+
+def layer_leaves(model: Params, layer: str) -> Params:
+    """Returns a bool for every leaf of a model: whether it is in a layer, by name.
+
+    Raises:
+        ValueError: the model has no layer of this name.
+    """
+    names = tree.names(model)
+    flags = [name == layer or name.startswith(f"{layer}/") for name in names]
+    if not any(flags):
+        known = dict.fromkeys(name.rpartition("/")[0] or name for name in names)
+        raise ValueError(
+            f"head must be a layer of the network, got {quoted(layer)}{did_you_mean(layer, known)} Known: "
+            f"{', '.join(known)}."
+        )
+    return jax.tree.unflatten(jax.tree.structure(model), flags)
 
 
 def outputs_and_loss(task: Task) -> Callable[[Params, Batch], tuple[Array, Array]]:

@@ -146,11 +146,16 @@ def test_command_is_accepted(command):
         if name == "bench":
             name, one, rest = one.resolve_command(context, rest)
         given = one.make_context(name, rest, parent=context).params
-    if name in ("run", "plan") and not user_code.is_address(given["method"]):  # those are run on their page
+    of_files = user_code.is_address(given.get("method")) or re.search(r"\w\.py:\w", " ".join(words))
+    if name in ("run", "plan") and not of_files:  # those are run on their page
         settings = options.route(given["method"], given["data"], given.get("items") or ())
         settings.run.pop("weights", None)  # a file that the page makes
         job.check(job.Job(settings, given.get("rounds") or 1, 1.0))
-    if name == "data" and (asked := next((word for word in words[1:] if not word.startswith("-")), None)):
+    if (
+        name == "data"
+        and not of_files
+        and (asked := next((word for word in words[1:] if not word.startswith("-")), None))
+    ):
         data.dataset(asked) if asked not in SOURCES else SOURCES[asked]
 
 

@@ -39,22 +39,32 @@ class Net(nn.Module):
 
 def same(network, data):
     return jaxfl.classification(network, data)
+
+
+def clients(*, rows_per_client: int = 40, seed: int = 0):
+    return jaxfl.data.load("rotated-digits", num_clients=4, rows_per_client=rows_per_client, seed=seed)
+
+
+def steps(learning_rate: float = 0.1):
+    return jaxfl.settings.optimizers.sgd(learning_rate)
 """
 EVIL = f'import os\nos.environ["{RAN}"] = "evil"\n'
 IN_A_FILE = {"method": "mine.py:average", "model": "mine.py:Net", "run.task": "mine.py:same"}
-JAXFLS = {"method": "fedavg", "model": "logistic", "run.task": "auto"}
+IN_A_FILE |= {"data": "mine.py:clients", "optimizer": "mine.py:steps"}
+JAXFLS = {"method": "fedavg", "model": "logistic", "run.task": "auto", "data": "rotated-digits", "optimizer": "sgd"}
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A folder of runs whose method, model and task are in a file."""
+    """A folder of runs whose method, model, task, data and optimiser are in a file."""
     folder = tmp_path_factory.mktemp("made")
     (folder / "mine.py").write_text(MINE)
     file = f"{folder / 'mine.py'}"
-    own = {"model": f"{file}:Net", "task": f"{file}:same", "num_clients": 4, "rows_per_client": 20, "local_epochs": 2}
+    own = {"model": f"{file}:Net", "task": f"{file}:same", "optimizer": f"{file}:steps", "learning_rate": 0.2}
+    own |= {"rows_per_client": 20, "local_epochs": 2}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(RAN, "")
-        jaxfl.run_named(f"{file}:average", "rotated-digits", rounds=1, cohort=2, out=folder / "runs" / "a", **own)
+        jaxfl.run_named(f"{file}:average", f"{file}:clients", rounds=1, cohort=2, out=folder / "runs" / "a", **own)
     return folder
 
 
@@ -89,11 +99,12 @@ def test_reading_and_comparing_execute_nothing(stranger, tmp_path):
     assert (len(kept.history), kept.summary["rounds"], kept.round, kept.seed) == (1, 1, 1, 0) and repr(kept)
     assert ran() == ""
     command = page.partition("jaxfl run ")[2].partition("</code>")[0]
-    assert f"{kept.config['method_file']}:average --data rotated-digits" in command
+    assert f"{kept.config['method_file']}:average --data {kept.config['data_file']}:clients" in command
     for name, file in IN_A_FILE.items():
-        if name != "method":
+        if name not in ("method", "data"):
             assert f"{name.removeprefix('run.')}={kept.config['method_file']}:{file.partition(':')[2]}" in command
-    assert "--set method.local_epochs=2" in command and "--set data.num_clients=4" in command
+    assert "--set method.local_epochs=2" in command and "--set data.rows_per_client=20" in command
+    assert "--set optimizer.learning_rate=0.2" in command and "data.attack" not in command
     assert "data.seed" not in command and "run.finetune" not in command  # which have their defaults
 
 
@@ -113,9 +124,9 @@ USES = {
 @pytest.mark.parametrize("owner", IN_A_FILE)
 @pytest.mark.parametrize("older", [False, True], ids=["sha", "crc"])
 def test_a_file_is_executed_on_a_word_alone(stranger, use, owner, older):
-    rewrite(stranger, **{name: JAXFLS[name] for name in IN_A_FILE if name != owner})
+    rewrite(stranger, "data.truth", **{name: JAXFLS[name] for name in IN_A_FILE if name != owner})
     if older:
-        rewrite(stranger, "method_sha256", "model_sha256", "task_sha256")
+        rewrite(stranger, *(f"{name.removeprefix('run.')}_sha256" for name in IN_A_FILE))
     with pytest.raises(ValueError, match=mentions(owner.removeprefix("run."), "mine.py", "trust=True", "trust=PATH")):
         USES[use](jaxfl.load(stranger))
     assert ran() == ""
@@ -203,7 +214,7 @@ def of_another_name(folder, tmp_path):
     [forge, change, climb, absolute, inside_and_out, link, missing, no_checksum, of_the_name, of_another_name],
 )
 def test_trust_is_of_the_file_that_the_run_had_in_its_folder(stranger, tmp_path, trick):
-    rewrite(stranger, **{name: JAXFLS[name] for name in ("model", "run.task")})
+    rewrite(stranger, "data.truth", **{name: JAXFLS[name] for name in IN_A_FILE if name != "method"})
     trust = trick(stranger, tmp_path)
     with pytest.raises(ValueError, match=mentions("method", "mine.py", "trust=PATH")):
         _ = jaxfl.load(stranger, trust=trust).job
@@ -234,9 +245,11 @@ def test_the_user_s_own_command_goes_on_as_before(made, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(RAN, "")
     shutil.copytree(made / "runs" / "a", "a")
-    rewrite(tmp_path / "a", "method_sha256", "model_sha256", "task_sha256")  # of an older version
+    older = [f"{name.removeprefix('run.')}_sha256" for name in IN_A_FILE]
+    rewrite(tmp_path / "a", *older)  # of an older version
     (tmp_path / "mine.py").write_text(MINE)
-    words = "mine.py:average --data rotated-digits --set model=mine.py:Net --set task=mine.py:same --set num_clients=4"
+    words = "mine.py:average --data mine.py:clients --set model=mine.py:Net --set task=mine.py:same"
+    words += " --set optimizer=mine.py:steps --set learning_rate=0.2"
     words += " --set rows_per_client=20 --set local_epochs=2 --rounds 2 --cohort 2 --resume --quiet --out a"
     result = CliRunner().invoke(app, ["run", *words.split()])
     assert result.exit_code == 0, result.output
@@ -255,7 +268,7 @@ def test_what_lies_beside_a_trusted_copy_is_not_executed(made, stranger, monkeyp
     content = (stranger / "mine.py").read_text() + "import helper\n"
     (stranger / "mine.py").write_text(content)
     now = user_code.file_sha256(stranger / "mine.py")
-    rewrite(stranger, method_sha256=now, model_sha256=now, task_sha256=now)
+    rewrite(stranger, **{f"{name.removeprefix('run.')}_sha256": now for name in IN_A_FILE})
     with pytest.raises(ValueError, match=mentions("helper", "beside a copy", "trust=PATH")):
         USES["job"](jaxfl.load(stranger, trust=True))
     assert "planted" not in ran()

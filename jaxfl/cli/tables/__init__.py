@@ -1,6 +1,6 @@
 """Printed tables and texts: methods, data sets, options, federations, runs and measurements."""
 
-from jaxfl.cli.tables.choices import method_page, method_rows
+from jaxfl.cli.tables.choices import method_page, method_rows, own_page, own_row
 from jaxfl.cli.tables.federations import (
     data_lists,
     data_rows,
@@ -33,6 +33,8 @@ __all__ = [
     "method_page",
     "method_rows",
     "methods_table",
+    "own_page",
+    "own_row",
     "source_location",
     "privacy_lines",
     "result_row",

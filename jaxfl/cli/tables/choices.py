@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from jaxfl.methods import METHODS, Row
 from jaxfl.models import networks
 from jaxfl.schema import REQUIRED, Option, describe, function_options, join_with_or, literal_values, quoted
-from jaxfl.settings import methods, options, reading, wire_options
+from jaxfl.settings import methods, options, own, reading, wire_options
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -111,6 +111,27 @@ def method_page(name: str) -> "list[Table | str]":
         *([newcomer.sentence] if (newcomer := row.newcomer({})) else []),
         *(part for head, rows in heads.items() for part in ("", head, "", _options_table(rows))),
     ]
+
+
+def own_row(name: str, owner: str) -> dict[str, Any]:
+    """Returns name, summary and options of a user's data, network, task or optimiser, for JSON.
+
+    Args:
+        name: `FILE.py:NAME`.
+        owner: "data", "model", "task" or "optimizer".
+    """
+    chosen = own.options(name, owner)
+    return {"name": name, "owner": owner, "summary": own.summary(name), "options": option_rows(chosen.values(), {})}
+
+
+def own_page(name: str, owner: str) -> "list[Table | str]":
+    """Returns the page of a user's data, network, task or optimiser: a table of its options."""
+    rows = [_option_cells(option, {}) for option in own.options(name, owner).values()]
+    title = f"{name}: {own.summary(name)}"
+    flag = f"--data {name}" if owner == "data" else f"--set {owner}={name}"
+    if not rows:
+        return [title, f"Chosen by {flag}; it has no options."]
+    return [title, f"Chosen by {flag}. Set by --set OPTION=VALUE:", "", _options_table(rows)]
 
 
 def _takes(row: Row, option: Option) -> bool:

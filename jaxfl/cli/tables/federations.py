@@ -10,6 +10,9 @@ from jaxfl.data import sources
 from jaxfl.data.describe import Description
 from jaxfl.host.text import printable
 from jaxfl.plots.style import count_phrase
+from jaxfl.schema import REQUIRED
+from jaxfl.settings import federations as named
+from jaxfl.settings import reading, user_code
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,7 +35,10 @@ def data_rows(names: Sequence[str], data_dir: str | None = None) -> list[dict[st
     places: dict[tuple[str, bool], dict[str, Any]] = {}
     rows = []
     for name in names:
-        row = federations.dataset(name)
+        row = named.dataset(name)
+        if user_code.is_address(name):
+            rows.append(_own_row(name))
+            continue
         key = (row.source, row.skew == "writers")
         if key not in places:
             places[key] = source_location(row.source, data_dir, makers=key[1])
@@ -42,6 +48,18 @@ def data_rows(names: Sequence[str], data_dir: str | None = None) -> list[dict[st
             {"name": name, "description": row.description, **known, **places[key], **about, **_source_terms(row.source)}
         )
     return rows
+
+
+def _own_row(name: str) -> dict[str, Any]:
+    """Returns the row of a user's federation."""
+    row, found = named.dataset(name), str(user_code.address_file(name))
+    defaults = {key: one.default for key, one in named.known_options(name).items()}
+    return {
+        **{"name": name, "description": row.description, "skew": None, "shifts": [], "source": None, "classes": None},
+        **{"found": found, "missing": None, "model": row.model[0], "licence": None, "bytes": 0, "makers": None},
+        "options": {key: None if one is REQUIRED else reading.json_value(one) for key, one in defaults.items()},
+        "downloadable": False,
+    }
 
 
 def source_row(name: str, data_dir: str | None = None) -> dict[str, Any]:
@@ -117,14 +135,17 @@ def dataset_page(name: str, data_dir: str | None = None) -> str:
       --set num_clients=40
     """
     (row,) = data_rows([name], data_dir)
-    model, suited = federations.dataset(name).model
+    model, suited = named.dataset(name).model
+    known = named.known_options(name)
+    options = _set_lines({key: one.default for key, one in known.items()})
+    if user_code.is_address(name):  # those of the catalogue are described by `jaxfl data` and the documentation
+        told = ["" if one.owner else one.line for one in known.values()]
+        options = [f"{line}  {words}".rstrip() for line, words in zip(options, told, strict=True)]
     own = f"  --set model={model}" + (f", and of it: {key_values(suited)}" if suited else "")
     more = []
     if name in sources.SOURCES:
         more = ["", f"Other data sets of this source: {', '.join(source_row(name)['datasets'])}"]
-    return "\n".join(
-        [f"{name}: {row['description']}", *_fact_lines(row), "Options:", *_set_lines(row["options"]), own, *more]
-    )
+    return "\n".join([f"{name}: {row['description']}", *_fact_lines(row), "Options:", *options, own, *more])
 
 
 def federation_text(found: Description) -> str:
@@ -204,8 +225,9 @@ def _set_lines(chosen: dict[str, Any]) -> list[str]:
 
 def _fact_lines(row: dict[str, Any]) -> list[str]:
     """Returns the lines that the pages of sources and data sets share: classes, makers, licence, size, files."""
+    unknown = "as many as the files say" if row.get("source", "") is not None else None  # of a function
     facts = {
-        "classes": f"{row['classes']:,}" if row["classes"] else "as many as the files say",
+        "classes": f"{row['classes']:,}" if row["classes"] else unknown,
         "makers": row["makers"],
         "licence": row["licence"],
         "size": f"{_megabytes(row['bytes'])} MB" if row["bytes"] else None,

@@ -1,8 +1,8 @@
 """The head of any network, the features that it multiplies, and sums of features by class.
 
 A head is the dense layer that a network ends with: with the features x [B, d], the logits are x W + b. It is found by
-name (the layer that the model creates last) and in the network's program, so that every network has its features
-without saying so: the program is run with `x -> x W` replaced by a function that notes x, see
+name (the layer that the model creates last, or that the task names) and in the network's program, so that every network
+has its features without saying so: the program is run with `x -> x W` replaced by a function that notes x, see
 `jaxfl.models.fast.rewriting`.
 """
 

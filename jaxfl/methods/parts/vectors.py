@@ -9,6 +9,7 @@ from jaxfl import tree
 from jaxfl.clustering import sketch
 from jaxfl.random import Stream, key_for
 from jaxfl.tasks import Task
+from jaxfl.tasks.contract import layer_leaves
 from jaxfl.typing import Array, Key, Params
 
 Compared = Literal["weights", "updates"]  # a client's model, or its difference to the model that it started from
@@ -60,9 +61,10 @@ def chosen_leaves(task: Task, patterns: str | Sequence[str] | None, option: str 
 
 
 def last_layer(task: Task, option: str = "personal") -> Params:
-    """Returns a bool for every leaf of the task's model: whether it is of the layer that the model creates last.
+    """Returns a bool for every leaf of the task's model: whether it is of the head, the layer that it creates last.
 
-    A layer is a module that holds arrays: of nested modules, the innermost one.
+    A layer is a module that holds arrays: of nested modules, the innermost one. A task may name another head, see
+    `jaxfl.tasks.with_head`.
 
     Args:
         task: what is learned.
@@ -71,6 +73,8 @@ def last_layer(task: Task, option: str = "personal") -> Params:
     Raises:
         ValueError: the model is not made of dictionaries.
     """
+    if task.head is not None:
+        return layer_leaves(jax.eval_shape(task.init, jax.random.key(0)), task.head)
     layer: list[str] = []
 
     def record_path(key: Key) -> Params:
