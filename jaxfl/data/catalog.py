@@ -314,7 +314,8 @@ def options(name: str) -> dict[str, Any]:
      'test_share': None, 'stragglers': 0.0,
      'attack': None, 'attackers': None, 'attack_scale': 1.0, 'attack_target': 0, 'drift': None,
      'drift_change': None, 'drift_round': None, 'drift_rounds': None, 'drift_share': None, 'drift_parts': None,
-     'drift_swaps': None, 'drift_matrix': None, 'drift_every': None, 'arrive': None, 'leave': None,
+     'drift_swaps': None, 'drift_matrix': None, 'drift_every': None, 'drift_rows': 'same',
+     'drift_test': 'own', 'arrive': None, 'leave': None,
      'pool': 'train', 'held_out': 0.0, 'test': None, 'validation': 0.0}
     """
     return {option: known.default for option, known in known_options(name).items()}

@@ -63,7 +63,7 @@ from jaxfl.data.drift_changes import (
     swap_labels,
     take_other_pattern,
 )
-from jaxfl.data.drift_gradual import mixed_ranges
+from jaxfl.data.drift_gradual import cut_ranges, in_random_order, mixed_ranges, with_tests_of
 from jaxfl.data.drift_schedules import (
     MATRICES,
     Stages,
@@ -79,6 +79,8 @@ from jaxfl.schema import checked, quoted
 
 DriftKind = Literal["swap", "rotate", "new-group", "labels", "colour", "corrupt", "classes"]
 DriftSchedule = Literal["sudden", "recurrent", "incremental", "staggered", "gradual", "matrix"]
+RowsChoice = Literal["same", "fresh", "grow"]
+TestChoice = Literal["own", "next", "unseen"]
 OldSpelling = Literal["swap", "rotate", "new-group"]
 DRIFT_KINDS: tuple[str, ...] = get_args(DriftKind)
 OLD_KINDS: tuple[str, ...] = get_args(OldSpelling)
@@ -99,6 +101,8 @@ def drift(
     parts: str | Sequence[Any] | None = None,
     swaps: str | Sequence[str] | None = None,
     matrix: str | Sequence[Sequence[int]] | None = None,
+    rows: RowsChoice = "same",
+    test: TestChoice = "own",
     arrive: float = 0.0,
     leave: float = 0.0,
     seed: int = 0,
@@ -122,6 +126,10 @@ def drift(
         matrix: of `"matrix"`, the name of one of `jaxfl.data.drift_schedules.MATRICES`, a text file with a line of
             whole numbers for each stage, or rows of numbers: the pattern of each client before the first round, and in
             each stage. Client i has column i modulo the number of columns.
+        rows: a client's training rows in a stage: all of them (`"same"`), one of as many chunks as there are stages
+            (`"fresh"`), or this chunk and those of before (`"grow"`), all as the client sees in the stage.
+        test: how a client sees its test rows in a stage: as its training rows (`"own"`), as in the next stage
+            (`"next"`), or with a pattern that it never has (`"unseen"`).
         arrive: share of the clients with training rows that are absent before; at least one client.
         leave: share of the clients with training rows that are absent from the first change on; at least one client.
         seed: seed of the choice of clients and of their new data.
@@ -148,6 +156,7 @@ def drift(
     rounds = (round,) if isinstance(round, int) else tuple(round)
     check_rounds(rounds, schedule if kind is not None else "sudden")
     _check_options(kind, schedule, share, parts, swaps, matrix)
+    _check_stage_rows(kind, schedule, rows, test)
     able = np.asarray(data.train.size) > 0
     held_out = np.zeros(data.num_clients, bool) if data.held_out is None else np.asarray(data.held_out)
     absent = _absent_clients(able & ~held_out, arrive, leave, seed)
@@ -159,6 +168,7 @@ def drift(
         if matrix is not None or (kind in OF_ALL and share == 1):
             chosen = np.arange(data.num_clients)
         maps = _part_swaps(swaps, data) if kind == "labels" else None
+        data = data if rows == "same" else in_random_order(data, seed)
         if matrix is not None:
             stages = matrix_stages(read_matrix(matrix), rounds, data.num_clients)
             part = None
@@ -168,17 +178,74 @@ def drift(
             part = client_parts(data, parts, count) if of_parts else np.zeros(data.num_clients, int)
             stages = changed_clients(schedule, rounds, chosen, part, seed)
         _check_patterns(data, kind, maps, int(stages.pattern.max()))
+        still = data
         data, patterns = _fields_by_pattern(data, kind, chosen, stages, part, maps, seed)
         rounds, before = stages.rounds, data
         data, later = _in_stages(data, patterns, stages)
         if schedule == "gradual":
             data, mixed = _mixed_stages(before, patterns[0], np.isin(np.arange(data.num_clients), chosen), rounds, seed)
             later |= mixed
+        if rows != "same":
+            data, later["train"] = _cut_train(data, later.get("train"), len(rounds), rows)
     if absent.any():
         data = dataclasses.replace(data, held_out=held_out | absent[0], absent=absent[0])
         masks = {"held_out": held_out | absent[1], "absent": absent[1]}
         later |= {name: np.repeat(mask[:, None], len(rounds), axis=1) for name, mask in masks.items()}
-    return dataclasses.replace(data, drift=Drift(np.asarray(rounds, np.int32), **later))
+    data = dataclasses.replace(data, drift=Drift(np.asarray(rounds, np.int32), **later))
+    if kind is None or test == "own":
+        return data
+    phases = data.phases
+    if test == "next":
+        return with_tests_of(data, [*phases[1:], phases[-1]], "drift_test=next")
+    unseen = _unseen_fields(still, kind, stages, part, maps, seed)
+    return with_tests_of(data, [_with_fields(now, unseen) for now in phases], "drift_test=unseen")
+
+
+def _check_stage_rows(kind: str | None, schedule: str, rows: str, test: str) -> None:
+    """Raises ValueError if there are no stages for their own rows, or rows are mixed in them."""
+    for name, value, usual in (("drift_rows", rows, "same"), ("drift_test", test, "own")):
+        if value != usual and kind is None:
+            raise ValueError(f"drift must be given with {name}={value}: one of {', '.join(DRIFT_SCHEDULES)}.")
+        if value != usual and schedule == "gradual":
+            raise ValueError(f"{name} must be {usual} with drift=gradual, whose stages mix rows, got {value}.")
+    if test == "unseen" and kind not in ("labels", "rotate"):
+        raise ValueError(f"drift_test must be own or next with drift_change={kind}, which has no further pattern.")
+
+
+def _cut_train(data: FederatedData, later: Ranges | None, stages: int, rows: str) -> tuple[FederatedData, Ranges]:
+    """Returns the federation with the training rows of the first stage, and the ranges of all others."""
+    own = Ranges(np.asarray(data.train.start)[:, None], np.asarray(data.train.size)[:, None])
+    rest = jax.tree.map(lambda values: np.repeat(values, stages, axis=1), own) if later is None else later
+    whole = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), own, rest)
+    cut = cut_ranges(whole.start, whole.size, rows)
+    first, after = (jax.tree.map(lambda values, at=at: values[:, at], cut) for at in (0, slice(1, None)))
+    train = dataclasses.replace(data.train, start=first.start, size=first.size, max_size=int(cut.size.max(initial=0)))
+    return dataclasses.replace(data, train=train), after
+
+
+def _unseen_fields(
+    data: FederatedData,
+    kind: str,
+    stages: Stages,
+    part: np.ndarray | None,
+    maps: label_maps.NamedMaps | None,
+    seed: int,
+) -> Fields:
+    """Returns how clients see with the first pattern, by number, that they have in no stage; arguments as above."""
+    seen = stages.pattern if part is None or maps is None else stages.pattern * (1 + part % len(maps.maps))[:, None]
+    most = 3 if maps is None else len(maps.maps)
+    free = [min({*range(1, most + 1)} - {*row}, default=0) for row in seen.tolist()]
+    if 0 in free:
+        raise ValueError(
+            f"drift_test must be own or next where a client has all {most} patterns of drift_change={kind}, got "
+            f"unseen: client {free.index(0)}."
+        )
+    pattern = np.array(free)[:, None]
+    wanted = Stages((), np.concatenate([pattern, np.full_like(pattern, most)], axis=1))
+    clients = np.arange(data.num_clients)
+    data, patterns = _fields_by_pattern(data, kind, clients, wanted, None, maps, seed)
+    data, _ = _in_stages(data, patterns, wanted)
+    return {name: getattr(data, name) for name in ("label_map", "label_shift", "rotation")}
 
 
 def _check_options(
@@ -389,6 +456,8 @@ def apply_conditions(
     drift_swaps: str | Sequence[str] | None = None,
     drift_matrix: str | Sequence[Sequence[int]] | None = None,
     drift_every: int | None = None,
+    drift_rows: RowsChoice = "same",
+    drift_test: TestChoice = "own",
     arrive: float | None = None,
     leave: float | None = None,
     seed: int = 0,
@@ -417,6 +486,10 @@ def apply_conditions(
         drift_matrix: of matrix, patterns of the clients by stage: feddrift-A, feddrift-C, or a text file with a line of
             whole numbers for each stage, a number for each client modulo their count; 0 is a client's own data.
         drift_every: rounds of each stage of matrix.
+        drift_rows: a client's training rows in a stage: all (same), one of as many chunks as stages (fresh), or this
+            chunk and those of before (grow).
+        drift_test: pattern of a client's test rows in a stage: that of its training rows (own), that of the next stage
+            (next), or one that it never has (unseen).
         arrive: share of the clients that are absent before; none or 0 is no client.
         leave: share of the clients that are absent afterwards; none or 0 is no client.
         seed: seed of the choice of attackers, and of clients whose data change.
@@ -448,6 +521,8 @@ def apply_conditions(
         data = conditions.attack(data, attack, attackers, seed=seed, scale=attack_scale, target=attack_target)
     options = {"drift": drift, "arrive": arrive, "leave": leave, "drift_share": drift_share}
     options |= {"drift_change": drift_change, "drift_parts": drift_parts, "drift_swaps": drift_swaps}
+    options |= {"drift_rows": drift_rows if drift_rows != "same" else None}
+    options |= {"drift_test": drift_test if drift_test != "own" else None}
     given = {"drift_round": drift_round, "drift_rounds": drift_rounds}
     if drift == "matrix" or drift_matrix is not None or drift_every is not None:
         _check_matrix_options(drift, drift_matrix, drift_every, given)
@@ -478,6 +553,8 @@ def apply_conditions(
         parts=drift_parts,
         swaps=drift_swaps,
         matrix=drift_matrix,
+        rows=drift_rows,
+        test=drift_test,
         arrive=arrive or 0.0,
         leave=leave or 0.0,
         seed=seed,

@@ -1,14 +1,15 @@
-"""Rows that are seen otherwise than their client sees: further rows of the pool, for stages that mix two patterns.
+"""Rows of a stage of a drift: mixtures of two patterns, tests on other patterns, and shares of the training rows.
 
-A client has one view (rotation, colours, label map), but in a gradual drift some of its rows have changed already. A
-changed row is a further row of the pool, turned and labelled so that through the client's view of before it is what it
-will be afterwards. Rows that need no change, such as those of classes that are not swapped, are not doubled; clients
-share changed rows. Each stage is then a list of rows as any other.
+A client has one view (rotation, colours, label map), but in a gradual drift some of its rows have changed already, and
+test rows may be those of another stage. A changed row is a further row of the pool, turned and labelled so that through
+the client's view it is what it is through the other one. Rows that need no change, such as those of classes that are
+not swapped, are not doubled; clients share changed rows. Each stage is then a list of rows as any other.
 
 Rows, labels and quarter turns can be changed in this way, and colours and corruptions cannot.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -99,7 +100,7 @@ def mixed_ranges(
             if not member[client]:
                 starts[place], number[place] = split.start[client], split.size[client]
                 continue
-            old, new = (_ordered_rows(one, client, rank) for one in (split, later))
+            old, new = (ordered_rows(one, client, rank) for one in (split, later))
             new = changed.of(new, int(turns[client]), maps[client])
             for stage in range(1, steps):
                 own = np.concatenate([new[: stage * len(new) // steps], old[stage * len(old) // steps :]])
@@ -136,8 +137,82 @@ def _parties(
     return distinct, first, party.reshape(-1)
 
 
-def _ordered_rows(split: Split, client: int, rank: np.ndarray) -> np.ndarray:
+def ordered_rows(split: Split, client: int, rank: np.ndarray) -> np.ndarray:
     """Returns the rows of a client in the order of their ranks."""
     start, size = int(split.start[client]), int(split.size[client])
     rows = np.asarray(split.rows)[start : start + size]
     return rows[np.argsort(rank[rows], kind="stable")]
+
+
+def in_random_order(data: FederatedData, seed: int) -> FederatedData:
+    """Returns the federation with each client's training rows in one random order of the pool's rows."""
+    ranges = np.stack([np.asarray(data.train.start), np.asarray(data.train.size)], 1)
+    _, first, member = np.unique(ranges, axis=0, return_index=True, return_inverse=True)
+    rank = host_rng(seed, "drift", "rows").permutation(len(data.labels))
+    train = Split.shared([ordered_rows(data.train, client, rank) for client in first.tolist()], member.reshape(-1))
+    train = dataclasses.replace(train, flipped=data.train.flipped, triggered=data.train.triggered)
+    return dataclasses.replace(data, train=train)
+
+
+def cut_ranges(start: np.ndarray, size: np.ndarray, rows: str) -> Ranges:
+    """Returns the part of each range `[N, S + 1]` that a client has in its stage.
+
+    Args:
+        start, size: ranges in each stage, `[N, S + 1]`.
+        rows: fresh, for one of S + 1 chunks, or grow, for this one and those of before.
+
+    Raises:
+        ValueError: a client has fewer rows than there are stages.
+
+    >>> cut = cut_ranges(np.zeros((1, 3), int), np.full((1, 3), 10), "fresh")
+    >>> cut.start.tolist(), cut.size.tolist(), cut_ranges(cut.start, np.full((1, 3), 10), "grow").size.tolist()
+    ([[0, 3, 6]], [[3, 3, 4]], [[3, 6, 10]])
+    """
+    stages = size.shape[1]
+    if (few := size[(size > 0) & (size < stages)]).size:
+        raise ValueError(
+            f"drift_rows={rows} must be of clients with a training row or more for each of {stages} stages, got a "
+            f"client with {few[0]}; give them more rows, or take fewer stages."
+        )
+    ends = size * np.arange(1, stages + 1) // stages
+    begins = size * np.arange(stages) // stages if rows == "fresh" else np.zeros_like(ends)
+    return Ranges((start + begins).astype(np.int32), (ends - begins).astype(np.int32))
+
+
+def with_tests_of(data: FederatedData, targets: Sequence[FederatedData], name: str) -> FederatedData:
+    """Returns the federation that is tested in each of its stages on the test rows of another state of its clients.
+
+    Args:
+        data: the federation, with its drift.
+        targets: before the drift and of each stage, the clients as they are tested.
+        name: of the option that needs it, for the message.
+    """
+    changed, rows, begin = ChangedRows(data), [], 0
+    known: dict[bytes, tuple[int, int]] = {}  # start and size of rows in a view
+    columns = []
+    for now, target in zip(data.phases, targets, strict=True):
+        check_exact(now, target, name)
+        turns, maps = relative_views(now, target)
+        keys, first, party = _parties(target.test, target.test, turns, maps, np.ones(data.num_clients, bool))
+        places = []
+        for key, client in zip(keys, first.tolist(), strict=True):
+            if key.tobytes() not in known:
+                start, size = int(target.test.start[client]), int(target.test.size[client])
+                own = np.asarray(target.test.rows)[start : start + size]
+                rows.append(changed.of(own, int(turns[client]), maps[client]))
+                known[key.tobytes()] = begin, size
+                begin += size
+            places.append(known[key.tobytes()])
+        columns.append(np.array(places)[party])
+    places = to_integers("rows of the split", np.array(columns), remedy="use fewer clients")  # [S + 1, N, 2]
+    start, size = places[..., 0], places[..., 1]
+    test = dataclasses.replace(
+        data.test,
+        rows=to_integers("rows of the split", np.concatenate(rows), remedy="use fewer clients"),
+        start=start[0],
+        size=size[0],
+        max_size=int(size.max(initial=0)),
+    )
+    assert data.drift is not None
+    later = dataclasses.replace(data.drift, test=Ranges(start[1:].T, size[1:].T))
+    return dataclasses.replace(data, **changed.pool(), test=test, drift=later)

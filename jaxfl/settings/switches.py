@@ -20,7 +20,15 @@ class Switch(NamedTuple):
     options: tuple[str, ...]
 
 
-DRIFT_OPTIONS = ("drift_change", "drift_share", "drift_parts", "drift_swaps", "drift_matrix")
+DRIFT_OPTIONS = (
+    "drift_change",
+    "drift_share",
+    "drift_parts",
+    "drift_swaps",
+    "drift_matrix",
+    "drift_rows",
+    "drift_test",
+)
 SWITCHES = (
     Switch(("attack",), "none", ("attackers", "attack_scale", "attack_target")),
     Switch(("drift",), "none", DRIFT_OPTIONS),
