@@ -39,6 +39,7 @@ from jaxfl.tasks import (
     start_from,
     supervised,
     with_head,
+    with_metrics,
 )
 from jaxfl.wire import Privacy, wired
 
@@ -101,6 +102,7 @@ __all__ = [
     "scheduled",
     "start_from",
     "supervised",
+    "with_metrics",
     "testing",
     "threshold_sweep",
     "use_cores",

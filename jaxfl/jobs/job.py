@@ -360,6 +360,7 @@ def _arguments(job: Job, tools: Tools) -> dict[str, Any]:
         "eval_clients": job.settings.run.get("eval_clients"),
         "finetune": tools.finetune,
         "test_sets": job.settings.run.get("test_sets"),
+        "record_vectors": job.settings.run.get("record_vectors", False),
         "clients_history": job.settings.run.get("clients_history", False),
         "checkpoint_every": job.checkpoint_every,
         "resume": job.resume,

@@ -47,8 +47,9 @@ from jaxfl.settings.removed import without_removed
 from jaxfl.settings.run_options import RUN
 from jaxfl.simulation.evaluation.finetune import FineTune
 from jaxfl.simulation.program import shapes_of
-from jaxfl.tasks import Task, augmented, start_from, with_head
+from jaxfl.tasks import Task, augmented, start_from, with_head, with_metrics
 from jaxfl.tasks.augmentation import black_level, parse_augmentation
+from jaxfl.tasks.class_metrics import parse_metrics
 from jaxfl.typing import Array, Key
 from jaxfl.wire import Aggregator, Privacy, Transform, wired
 
@@ -231,6 +232,7 @@ def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Se
         chosen[option.owner][option.name] = value
     if chosen["run"].get("augment") is not None:
         parse_augmentation(chosen["run"]["augment"])
+    parse_metrics(chosen["run"].get("metrics"))
     wire_options.check_takes_wire(method, chosen["run"], chosen["data"])
     wire_options.check_takes_noise(method, chosen["method"], chosen["run"])
     for option in options:
@@ -281,6 +283,8 @@ def _task(settings: Settings, data: FederatedData) -> Task:
     if (augment := settings.run.get("augment")) is not None:
         task = augmented(task, data, augment)
     task = task if settings.run.get("head") is None else with_head(task, settings.run["head"])
+    if (metrics := settings.run.get("metrics")) is not None:
+        task = with_metrics(task, metrics)
     return start_from(task, settings.run["weights"]) if settings.run.get("weights") else task
 
 

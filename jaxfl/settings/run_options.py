@@ -101,6 +101,18 @@ RUN = (
         "number of clients that are tested; none tests all clients, or 10,000 of them if there are more",
     ),
     Option(
+        "metrics",
+        None,
+        str | tuple[str, ...] | None,
+        "auc, per_class: optional metrics of classes, see jaxfl.with_metrics",
+    ),
+    Option(
+        "record_vectors",
+        False,
+        bool,
+        "whether records have the lists of numbers that a method says of a round, and the clients of its cohort",
+    ),
+    Option(
         "test_sets",
         None,
         str | tuple[str, ...] | None,

@@ -32,8 +32,8 @@ from jaxfl.simulation.host.rows import (
 from jaxfl.simulation.program import Advance, RoundLog
 from jaxfl.simulation.records import checkpoint
 from jaxfl.simulation.records.checkpoint import Saved
-from jaxfl.simulation.records.directory import HISTORY, KEEPS_CLIENTS, RunDirectory
-from jaxfl.simulation.records.history import CLUSTERS, History
+from jaxfl.simulation.records.directory import HISTORY, KEEPS_CLIENTS, RECORDS_VECTORS, RunDirectory
+from jaxfl.simulation.records.history import CLUSTERS, MAX_VECTOR, History
 from jaxfl.typing import Params
 
 MAX_LOST_UPDATES = (
@@ -71,8 +71,19 @@ class RoundTotals:
                 raise ValueError(f"{name}={value!r} is nothing that is added up over rounds")
         vars(self).update(saved)
 
-    def add(self, log: RoundLog, count: int, data: FederatedData, seconds: float) -> None:
-        """Adds the first `count` rounds of a log, which took so many seconds."""
+    def add(self, log: RoundLog, count: int, data: FederatedData, seconds: float, *, vectors: bool = False) -> None:
+        """Adds the first `count` rounds of a log.
+
+        Args:
+            log: of some rounds.
+            count: of the rounds.
+            data: the federation.
+            seconds: that they took.
+            vectors: whether `extra` has lists of up to `MAX_VECTOR` numbers, too, and the cohort.
+
+        Warns:
+            UserWarning: a list is longer, and is left out.
+        """
         log = jax.tree.map(lambda leaf: np.asarray(leaf)[:count], log)  # cut here: JAX would compile for every count
         check_drawn(log.ids, log.mask, data)
         rows = log.mask & (np.asarray(data.train.size)[log.ids] > 0)  # [R, C]
@@ -96,7 +107,23 @@ class RoundTotals:
         self.bytes_down += float(log.info.bytes_down.sum(dtype=np.float64))
         self.num_clusters = int(log.info.num_clusters[-1])
         self.extra = {name: leaf[-1].item() for name, leaf in log.info.extra.items() if leaf.ndim == 1}
+        if vectors:
+            self._add_vectors(log)
         self.seconds += seconds
+
+    def _add_vectors(self, log: RoundLog) -> None:
+        """Adds the lists of the last round of a log to `extra`."""
+        lists: dict[str, Any] = {name: leaf[-1] for name, leaf in log.info.extra.items() if leaf.ndim == 2}
+        lists["cohort"] = np.where(log.mask[-1], log.ids[-1], -1)
+        for name, one in lists.items():
+            if len(one) <= MAX_VECTOR:
+                self.extra[name] = one.tolist()
+            else:
+                warnings.warn(
+                    f"{name} of a round has {len(one):,} numbers, and records have lists of up to {MAX_VECTOR:,}; it "
+                    "is left out.",
+                    stacklevel=2,
+                )
 
     def participation(self, cohort: int, num_clients: int) -> Participation:
         """Returns the clients that have taken part.
@@ -343,7 +370,8 @@ class Progress:
 
     def add(self, made: Advance, data: FederatedData) -> None:
         """Adds the rounds of a call."""
-        self.tally.add(made.log, made.count, data, made.seconds)
+        vectors = bool(self._identity.get(RECORDS_VECTORS))
+        self.tally.add(made.log, made.count, data, made.seconds, vectors=vectors)
         self.done += made.count
         self.round_seconds.append(made.round_seconds)
 

@@ -24,7 +24,7 @@ from jaxfl.simulation.host.streaming import Resident
 from jaxfl.simulation.loop import train
 from jaxfl.simulation.prepared import Prepared
 from jaxfl.simulation.progress import Diverged, check_complete
-from jaxfl.simulation.records.directory import KEEPS_CLIENTS
+from jaxfl.simulation.records.directory import KEEPS_CLIENTS, RECORDS_VECTORS
 from jaxfl.simulation.records.identity import check_config, check_named, identity_of
 from jaxfl.simulation.records.shared import directory_at
 from jaxfl.simulation.result import Callback, Result, check_callbacks, exit_callbacks
@@ -59,6 +59,7 @@ def run(
     finetune: FineTune | None = None,
     test_sets: str | Sequence[str] | None = None,
     clients_history: bool = False,
+    record_vectors: bool = False,
     callbacks: Sequence[Callback] = (),
     checkpoint_dir: str | os.PathLike | None = None,
     checkpoint_every: int | None = None,
@@ -110,6 +111,9 @@ def run(
         clients_history: keeps the cluster, metrics and loss of every client at every evaluation: `history.clients`, and
             `clients-history.parquet` in `checkpoint_dir`, which is written whole with each checkpoint. Nothing else
             changes. Of several processes the first one has it.
+        record_vectors: puts what a method says of a round in a list of numbers (`info.extra`, of up to 1,000 numbers)
+            into the records, beside what it says in one number; and `cohort`, the clients whose places lists of a
+            cohort have (-1 for a place without a client). They are of the last round before an evaluation.
         callbacks: called with an `Event` about once a second and after every evaluation. Context managers are exited
             when the run is over, however it ends.
         checkpoint_dir: folder for `history.jsonl` (a line per evaluation), `clusters.jsonl` (a line where clients have
@@ -201,6 +205,7 @@ def run(
         sample = evaluation_sample(federation, eval_clients, number)
         identity |= {} if sample is None else {"eval_clients": len(sample)}
         identity |= {KEEPS_CLIENTS: True} if clients_history else {}
+        identity |= {RECORDS_VECTORS: True} if record_vectors else {}
         identity |= {"test_sets": list(set_names)} if set_names else {}
         identity |= {} if privacy is None else {PRIVACY: privacy.identity()}
         directory = directory_at(folder_of(number), resume=resume)

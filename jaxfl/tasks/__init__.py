@@ -2,11 +2,12 @@
 
 `contract` defines a task; `kinds` has a task for every kind of labels; `networks` builds the task of any network;
 `mixture` has several models, each trained under weights of rows, or all served as one; `additive` adds the outputs of
-two; `augmentation` changes training images.
+two; `augmentation` changes training images; `class_metrics` has optional metrics.
 """
 
 from jaxfl.tasks.additive import additive, residual_task
 from jaxfl.tasks.augmentation import augmented
+from jaxfl.tasks.class_metrics import with_metrics
 from jaxfl.tasks.contract import (
     Averages,
     DenseLayers,
@@ -48,6 +49,7 @@ __all__ = [
     "start_from",
     "supervised",
     "with_head",
+    "with_metrics",
     "with_row_weights",
     "without_averages",
     "without_dropout",

@@ -30,6 +30,9 @@ class Metrics(NamedTuple):
         pooled: micro metrics are those of all clients' rows together; False takes the clients' mean, weighted by rows.
         class_counts: `sums -> (rows of each class, rows taken for it, rows that are both)`, each `[N, L]`; None of
             metrics that know no classes.
+        ranked: `(outputs [T, ...], labels [T, ...], mask [T]) -> {name: []}`, further metrics of all rows of a client
+            together, which are no sums over rows, such as ranks; None has none. Padding is not in the mask.
+        by_class: whether `class_counts` are reported, as `class_recall`, `class_precision` and `class_f1`.
 
     >>> def counts(outputs, batch):
     ...     return {"close": jnp.abs(outputs[:, 0] - batch.y) < 0.5}
@@ -43,6 +46,8 @@ class Metrics(NamedTuple):
     lower: tuple[str, ...] = ()
     pooled: bool = True
     class_counts: Callable[[Any], tuple[np.ndarray, np.ndarray, np.ndarray]] | None = None
+    ranked: Callable[[Array, Array, Array], Mapping[str, Array]] | None = None
+    by_class: bool = False
 
 
 def _classes(outputs: Array, batch: Batch) -> tuple[Array, Array, Array]:

@@ -150,7 +150,24 @@ def client_totals(method: Method, model: Any, data: FederatedData, client: Array
 
     shapes = jax.eval_shape(lambda batch: sums_of(task.outputs(model, batch), batch), batch_shape(data))
     zero = Totals(jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), shapes), jnp.float32(0), jnp.int32(0))
-    return fold_rows(step, zero, data, data.test, client, rows_at_once(task, model, BLOCK))
+    at_once = rows_at_once(task, model, BLOCK)
+    if task.metrics.ranked is None:
+        return fold_rows(step, zero, data, data.test, client, at_once)
+
+    def collecting(carry: tuple[Totals, Array, Array], batch: Batch) -> tuple[Totals, Array, Array]:
+        totals, outputs, labels = carry
+        found, place = task.outputs(model, batch), totals.rows  # blocks before the last one have no padding
+        outputs = jax.lax.dynamic_update_slice_in_dim(outputs, found, place, 0)
+        return step(totals, batch), outputs, jax.lax.dynamic_update_slice_in_dim(labels, batch.y, place, 0)
+
+    most = max(1, data.test.max_size)
+    blocks = -(-most // at_once)
+    length = blocks * -(-most // blocks)
+    row = jax.eval_shape(lambda batch: (task.outputs(model, batch), batch.y), batch_shape(data))
+    outputs, labels = (jnp.zeros((length, *one.shape[1:]), one.dtype) for one in row)
+    totals, outputs, labels = fold_rows(collecting, (zero, outputs, labels), data, data.test, client, at_once)
+    real = jnp.arange(length, dtype=jnp.int32) < totals.rows
+    return totals._replace(ranked=task.metrics.ranked(outputs, labels, real))
 
 
 MAX_SAMPLE = 10_000  # clients that an evaluation tests by default; of more, a sample

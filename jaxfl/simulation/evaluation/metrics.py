@@ -30,6 +30,8 @@ rows:
   `jaxfl.data.divide`), under the models that clients are served; for choices that must not look at test rows.
 - `shared_macro_accuracy`, `weighted_macro_accuracy`, `concept_macro_accuracy`: of one test set for all clients, with
   `test_sets`, see `test_sets.py`.
+- `micro_auc`, `macro_auc` and so on, and `class_recall`, `class_precision`, `class_f1`, lists with a number for each
+  class: with `metrics`, see `jaxfl.tasks.with_metrics`.
 - `eval_clients`: how many, where a sample of the clients is tested. All numbers are theirs, those of clusters too.
 
 A metric that a client's rows do not define (R2 of equal targets) is NaN for that client, and left out of the means; not
@@ -70,6 +72,7 @@ class Totals(NamedTuple):
     sums: Any  # of the task's metrics, arrays [N, ...]
     loss: Any  # [N]
     rows: Any  # [N] int32
+    ranked: Any = None  # the task's metrics that are no sums, by their names [N]; None without any
 
 
 class Evaluation(NamedTuple):
@@ -178,6 +181,7 @@ def summarise(task: Metrics, tested: Totals, cluster: np.ndarray, data: Federate
     """
     rows = tested.rows  # [N]
     values = _client_values(task, tested.sums, rows)
+    values |= {name: np.where(rows > 0, one, np.nan) for name, one in (tested.ranked or {}).items()}
     with np.errstate(invalid="ignore", divide="ignore"):
         loss = tested.loss / rows
     main = next(iter(values))
@@ -219,11 +223,31 @@ def summarise(task: Metrics, tested: Totals, cluster: np.ndarray, data: Federate
             for k in np.unique(cluster)[:100]  # a model per client would repeat every client
         ],
     }
+    if task.by_class and task.class_counts is not None:
+        metrics |= class_metrics(*(one[served].sum(0) for one in task.class_counts(tested.sums)))
     if held_out.any():
         metrics |= both(main, unseen, "unseen_")
     if attacker.any():
         metrics |= {"attackers": int(attacker.sum()), **both(main, hostile, "attackers_")}
     return Evaluation(metrics, values, rows, loss, cluster)
+
+
+def class_metrics(truth: np.ndarray, predicted: np.ndarray, hits: np.ndarray) -> dict[str, list[float | None]]:
+    """Returns recall, precision and F1 of each class, None where a class has no rows, or none are taken for it.
+
+    Args:
+        truth: rows of each class `[L]`.
+        predicted: rows taken for it `[L]`.
+        hits: rows that are both `[L]`.
+
+    >>> class_metrics(np.array([4, 0]), np.array([2, 2]), np.array([1, 0]))
+    {'class_recall': [0.25, None], 'class_precision': [0.5, 0.0], 'class_f1': [0.3333333333333333, None]}
+    """
+    with np.errstate(invalid="ignore"):
+        recall, precision = hits / truth, hits / predicted
+        f1 = np.where(truth > 0, 2 * hits / (truth + predicted), np.nan)
+    found = {"class_recall": recall, "class_precision": precision, "class_f1": f1}
+    return {name: [None if math.isnan(one) else one for one in values.tolist()] for name, values in found.items()}
 
 
 def finetuned_names(evaluation: Evaluation) -> list[str]:

@@ -55,6 +55,7 @@ from jaxfl.typing import Params
 LOCK = ".jaxfl.lock"
 LOWER = "lower_is_better"  # in a summary: metrics that should fall
 KEEPS_CLIENTS = "clients_history"  # in an identity: that each client's metrics are kept at every evaluation
+RECORDS_VECTORS = "record_vectors"  # in an identity: that records have lists of numbers
 DIVERGED = "diverged"  # in a config: the rounds that were asked for, and the reason why the run has diverged
 
 

@@ -27,6 +27,7 @@ CLUSTERS = "clusters.jsonl"  # beside the history
 MAX_CLUSTER = 1 << 24  # a cluster is the index of a slot, and there are no more
 MAX_BYTES = 1 << 22  # of a config or a summary: a table of texts that are longer would take minutes
 MAX_ENTRIES = 10_000  # of an object: each of a history's is a metric
+MAX_VECTOR = 1000  # numbers of a list in a record
 MAX_FOLLOWED = 10_000  # clients whose clusters are kept at every evaluation; of more, none are
 
 EntryTypes = Mapping[str, tuple[type, ...]]
@@ -35,7 +36,7 @@ JSON_NOUNS = {
     **{int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "null"},
     **{dict: "an object", list: "a list"},
 }
-RECORD_TYPES: EntryTypes = {"round": (int,), "clusters?": (list,), "(?!round$|clusters?$).*": (*NUMBER, bool)}
+RECORD_TYPES: EntryTypes = {"round": (int,), "clusters?": (list,), "(?!round$|clusters?$).*": (*NUMBER, bool, list)}
 CLUSTER_TYPES: EntryTypes = {"clusters": (dict,), ".*": NUMBER}
 
 
@@ -47,7 +48,8 @@ class History:
     left out), `seconds_per_round`; `seconds` (of rounds, without compiling and evaluating), `bytes_up` and `bytes_down`
     count from the start of the run, with what is exchanged once before the first round (but not by the starts
     `"balanced"` and `"kmeans++"` of `ifca` and `hypcluster`). What a method says of a round in one number (of FeSEM
-    `objective` and `changed`, see `info.extra`) is of the last round; a metric of the same name wins.
+    `objective` and `changed`, see `info.extra`) is of the last round; a metric of the same name wins. With
+    `record_vectors` what it says in a list of numbers is there, too.
 
     Args:
         path: of a run's `history.jsonl`, whose records are read; the file is never written, see `writing` for that.
@@ -196,7 +198,7 @@ class History:
         return [record.get(name) for record in self.records]
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """Returns the records as a data frame, a row per evaluation; nested entries (`clusters`) stay Python lists."""
+        """Returns the records as a data frame, a row per evaluation; entries that are lists stay Python lists."""
         import pandas
 
         return pandas.DataFrame(self.records)
@@ -312,6 +314,8 @@ def _parse_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
         if not isinstance(record, dict) or "round" not in record:
             raise ValueError("a record has a round")
         check_entries(record, RECORD_TYPES)
+        for name in record.keys() - {"clusters", "cluster"}:
+            _check_vector(name, record[name])
         for cluster in record.get("clusters", ()):
             check_entries(cluster if isinstance(cluster, dict) else {"clusters": cluster}, CLUSTER_TYPES)
     except ValueError as error:
@@ -320,6 +324,14 @@ def _parse_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
             "as it was, or choose another directory."
         ) from error
     return record
+
+
+def _check_vector(name: str, value: Any) -> None:
+    """Raises ValueError if an entry of a record is a list, but not of at most `MAX_VECTOR` numbers."""
+    if isinstance(value, list):
+        if len(value) > MAX_VECTOR:
+            raise ValueError(f"{name} must have at most {MAX_VECTOR:,} numbers, got {len(value):,}")
+        check_entries({f"{name}[{place}]": one for place, one in enumerate(value)}, {".*": (*NUMBER, bool)})
 
 
 def _read_moves(path: Path) -> list[dict[str, Any]]:

@@ -133,3 +133,16 @@ def test_clusters_of_other_rounds_or_clients_are_refused(tmp_path):
     history = History.writing(tmp_path / "history.jsonl", RECORDS[:2])
     with pytest.raises(ValueError, match=mentions("clusters.jsonl", "3 clients", 2)):
         history.append({"round": 9}, np.zeros(3, int))
+
+
+def test_lists_of_numbers_are_read_and_longer_ones_are_refused(tmp_path):
+    path = tmp_path / "history.jsonl"
+    history = History.writing(path)
+    record = {"round": 2, "distance": [0.5, float("nan"), 2], "moved": [True, False], "longest": list(range(1000))}
+    history.append(record)
+    assert History(path)[0] == record | {"distance": [0.5, None, 2]}
+    assert History(path).to_pandas()["moved"].tolist() == [[True, False]]
+    for name, value in (("long", list(range(1001))), ("nested", [[1]]), ("text", ["high"])):
+        path.write_text(json.dumps({"round": 2, name: value}) + "\n")
+        with pytest.raises(ValueError, match=mentions("history.jsonl", name)):
+            History(path)
