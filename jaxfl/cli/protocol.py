@@ -14,7 +14,7 @@ from jaxfl.cli.run import parse_seeds
 from jaxfl.cli.tables.console import print_parts, print_table, progress_message, stderr, stdout
 from jaxfl.data import sources
 from jaxfl.data.catalog import dataset
-from jaxfl.data.digest import digest, pixel_digest
+from jaxfl.data.digest import digest, pixel_digest, rows_digest
 from jaxfl.jobs.job import Job
 from jaxfl.protocols import MARKS, Protocol
 from jaxfl.protocols.scores import score
@@ -206,7 +206,7 @@ def _chosen_seeds(protocol: Protocol, request: ProtocolRequest) -> list[int]:
 
 
 def _digests(protocol: Protocol, seeds: Sequence[int], request: ProtocolRequest) -> dict[int, str]:
-    """Returns the digest of each seed's federation, and that of its first client's pixels.
+    """Returns the digests of each seed's federation: of its rows, of all, and of its first client's pixels.
 
     Raises:
         ValueError: a digest is not the record's.
@@ -215,13 +215,13 @@ def _digests(protocol: Protocol, seeds: Sequence[int], request: ProtocolRequest)
     for seed in seeds:
         with progress_message(stderr(quiet=request.quiet), f"loading {protocol.data['name']}, seed {seed}"):
             data = options.load(settings, data_dir=request.data_dir, seed=seed)
-        own, wanted = digest(data), protocol.digests.get(str(seed))
-        if wanted is not None and own != wanted:
+        own, wanted = [rows_digest(data), digest(data)], protocol.digests.get(str(seed))
+        if wanted is not None and wanted not in own:
             raise ValueError(
-                f"the federation of {protocol.name} with seed {seed} must have the digest {wanted}, got {own}; other "
-                "files or another version made it."
+                f"the federation of {protocol.name} with seed {seed} must have the digest {wanted}, got "
+                f"{' '.join(own)}; other files or another version made it."
             )
-        found[seed] = " ".join([own, *([pixels] if (pixels := pixel_digest(data)) else [])])
+        found[seed] = " ".join([*own, *([pixels] if (pixels := pixel_digest(data)) else [])])
     return found
 
 

@@ -15,7 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from jaxfl.data import (
+    assignment,
     conditions,
     conventions,
     divide,
@@ -148,6 +151,7 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
 # Not a skew, whose law any source and seed may have: a code's own rows, `official-<source>`.
 OFFICIAL, OFFICIAL_LINE = "official", "clients have the very rows of an official code, which is named by code="
 PoolChoice = Literal["train", "all"]
+LITERALS: dict[str, Any] = {"pool": PoolChoice, "mix": assignment.Mixture}
 # The other domain of `hybrid`, a source or "negative".
 OTHERS = {"mnist": "fashion-mnist", "fashion-mnist": "mnist"}  # StoCFL
 
@@ -281,6 +285,17 @@ def known_options(name: str) -> dict[str, Option]:
     if row is not SAVED and row.skew != OFFICIAL:
         line = "examples that the skew divides: the training set, or the official test set with it"
         merged["pool"] = Option("pool", "train", PoolChoice, line, "catalog")
+    if _first_part(row) in SHIFTS:
+        line = f"share of the clients with each pattern of {_first_part(row)}, such as 0.15,0.85; none is even"
+        merged["group_shares"] = Option("group_shares", None, Sequence[float] | None, line, "catalog")
+    if row.shifts:
+        line = (
+            "crossed: clients of each group get all patterns of a shift; paired: group g gets pattern g; apart: some "
+            "clients have the first of two shifts alone, some the second, some both, some neither"
+        )
+        merged["mix"] = Option("mix", "crossed", assignment.Mixture, line, "catalog")
+        line = "with mix=apart, shares of the clients with the first shift, the second, both, neither"
+        merged["mix_shares"] = Option("mix_shares", None, Sequence[float] | None, line, "catalog")
     if row.shifts or row is SAVED:
         line = "causes whose products are the true groups, such as labels, with commas; none is all"
         merged["truth"] = Option("truth", None, str | Sequence[str] | None, line, "catalog")
@@ -292,6 +307,11 @@ def known_options(name: str) -> dict[str, Option]:
     merged["test"] = Option("test", None, Literal["central"] | None, line, "catalog")
     line = "share of each client's training rows that become validation rows, reported as validation_...; 0 is none"
     return merged | {"validation": Option("validation", 0.0, float, line, "catalog")}
+
+
+def _first_part(row: Dataset) -> str:
+    """Returns the first shift of a data set's name, or its skew if there is none."""
+    return [*row.shifts, row.skew][0]
 
 
 def _part_builders(row: Dataset) -> dict[str, Callable[..., Any]]:
@@ -316,7 +336,7 @@ def options(name: str) -> dict[str, Any]:
      'drift_change': None, 'drift_round': None, 'drift_rounds': None, 'drift_share': None, 'drift_parts': None,
      'drift_swaps': None, 'drift_matrix': None, 'drift_every': None, 'drift_rows': 'same',
      'drift_test': 'own', 'arrive': None, 'leave': None,
-     'pool': 'train', 'held_out': 0.0, 'test': None, 'validation': 0.0}
+     'pool': 'train', 'group_shares': None, 'held_out': 0.0, 'test': None, 'validation': 0.0}
     """
     return {option: known.default for option, known in known_options(name).items()}
 
@@ -335,7 +355,9 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
             training set (PFLlib, FedEM): test rows are then a share of the rows, as for a source without a test set.
             `held_out` is the share of clients, 0 to 1, that are held out of training and served as newcomers.
             `test="central"` is one test set for all clients, the official one, or else the test rows of all, see
-            `jaxfl.data.divide.central_test`. `truth` names the causes whose products are the true groups, where a skew
+            `jaxfl.data.divide.central_test`. `group_shares` has the share of the clients with each pattern of the first
+            shift, and `mix` and `mix_shares` say which clients get the patterns of several, see
+            `jaxfl.data.assignment`. `truth` names the causes whose products are the true groups, where a skew
             has shifts, see `jaxfl.data.causes`. `validation` is the share of each client's training rows that become
             validation rows, see `jaxfl.data.divide.set_apart`. `stragglers` is the share of a round's clients that are
             late. `attack` (`"label-flip"`, `"sign-flip"`, ...) is the attack of `attackers`, a share of the clients or
@@ -359,8 +381,8 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
     for option, value in settings.items():
         check_name(f"option of {name}", option, known)
         check_type(option, value, known[option].hint)
-        if option == "pool":
-            check_literal(option, value, PoolChoice)
+        if option in LITERALS:
+            check_literal(option, value, LITERALS[option])
     chosen = {name: settings.get(name, option.default) for name, option in known.items()}
 
     def options_for(owner: str) -> dict[str, Any]:
@@ -371,6 +393,7 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
     if row is SAVED:
         return with_options(lambda: stored.load(data_dir), settings, seed=seed)
     _check_held_out(chosen["held_out"])
+    rules = _assignments(row, chosen)
     source = sources.load(row.source, data_dir, **options_for("source"))
     source = _choose_pool(source, chosen.get("pool", "train"), row.skew)
     if row.skew == "hybrid":
@@ -382,7 +405,7 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
                 f"{settings['test_share']}."
             )
         source = dataclasses.replace(source, central=True)
-    with postponed_copies():
+    with postponed_copies(), assignment.assigned(rules[row.skew]):
         data = _skew_builder(row)(source, seed=seed, **options_for("skew"))
     if sources.entry(row.source).user_files is not None:
         leaks.warn_repeated_rows(data)
@@ -403,9 +426,13 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
             stacklevel=3,
         )
     data = data if chosen["test"] is None else divide.central_test(data)
+    members = dict(zip(row.shifts, _apart_members(data.num_clients, chosen, seed), strict=False))
     with postponed_copies():
         for shifted in reversed(row.shifts):
-            data = SHIFTS[shifted](data, seed=seed, **options_for(shifted))
+            rules[shifted].members = members.get(shifted)
+            with assignment.assigned(rules[shifted]):
+                data = SHIFTS[shifted](data, seed=seed, **options_for(shifted))
+    _check_assigned(row, chosen, rules)
     return apply_conditions(with_copies(_with_roles(data, chosen, seed)), seed=seed, **options_for("condition"))
 
 
@@ -446,6 +473,56 @@ def _with_roles(data: FederatedData, chosen: Mapping[str, Any], seed: int) -> Fe
     data = with_truth(data, chosen["truth"]) if chosen.get("truth") is not None else data
     data = conditions.hold_out(data, chosen["held_out"], seed) if chosen["held_out"] else data
     return divide.set_apart(data, chosen["validation"], seed=seed) if chosen["validation"] else data
+
+
+def _assignments(row: Dataset, chosen: Mapping[str, Any]) -> dict[str, assignment.Assignment]:
+    """Returns how clients get the patterns of each part of a data set's name.
+
+    Raises:
+        ValueError: shares are no shares, or a mixture is not of the parts that it needs.
+    """
+    mix, shares, mix_shares = chosen.get("mix", "crossed"), chosen.get("group_shares"), chosen.get("mix_shares")
+    shares = None if shares is None else assignment.checked_shares("group_shares", shares)
+    if mix_shares is not None:
+        if mix != "apart":
+            raise ValueError(f"mix must be apart with mix_shares={tuple(mix_shares)}, got {mix}.")
+        if len(assignment.checked_shares("mix_shares", mix_shares)) != len(assignment.MIX_SHARES):
+            raise ValueError(
+                "mix_shares must have the shares of clients with the first shift, the second, both, neither, got "
+                f"{len(mix_shares)} shares."
+            )
+    if mix == "apart" and (len(row.shifts) != 2 or shares is not None):
+        got = f"group_shares={shares}" if shares is not None else row.name
+        raise ValueError(
+            "mix=apart must be of two shifts before another skew, such as corrupted+mirrored+iid-mnist, and without "
+            f"group_shares, got {got}."
+        )
+    mixes: dict[str, Any] = {part: mix for part in row.shifts}
+    first = _first_part(row)
+    return {
+        part: assignment.Assignment(mixes.get(part, "crossed"), shares if part == first else None)
+        for part in (*row.shifts, row.skew)
+    }
+
+
+def _apart_members(num_clients: int, chosen: Mapping[str, Any], seed: int) -> tuple[np.ndarray, ...]:
+    """Returns which clients have the first and the second shift with mix=apart; nothing otherwise."""
+    if chosen.get("mix") != "apart":
+        return ()
+    shares = chosen["mix_shares"]
+    return assignment.apart(num_clients, assignment.MIX_SHARES if shares is None else shares, seed)
+
+
+def _check_assigned(row: Dataset, chosen: Mapping[str, Any], rules: Mapping[str, assignment.Assignment]) -> None:
+    """Raises ValueError if no part of a data set assigned its patterns as it was asked to."""
+    if (shares := chosen.get("group_shares")) is not None and not rules[_first_part(row)].used:
+        raise ValueError(
+            f"group_shares must be left out where each client of {_first_part(row)} has its own pattern, got "
+            f"{tuple(shares)}."
+        )
+    mix, used = chosen.get("mix", "crossed"), [rules[shifted].used for shifted in row.shifts]
+    if (mix == "paired" and not any(used)) or (mix == "apart" and not all(used)):
+        raise ValueError(f"mix must be crossed for {row.name}, of which two parts must have groups, got {mix}.")
 
 
 def _warn_unused_test_rows(source: sources.Source, data: FederatedData, name: str) -> None:

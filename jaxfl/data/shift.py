@@ -19,7 +19,7 @@ from typing import Literal
 
 import numpy as np
 
-from jaxfl.data import causes, label_maps, partition
+from jaxfl.data import assignment, causes, label_maps, partition
 from jaxfl.data.building import check_no_drift, check_square
 from jaxfl.data.clients import FederatedData, Split
 from jaxfl.data.copies import with_copies
@@ -398,7 +398,7 @@ def _check_distinct(argument: str, values: Sequence[float], modulus: int) -> Non
 def cross_groups(
     data: FederatedData, skew: str, names: Sequence[str], seed: int, *, cause: str
 ) -> tuple[FederatedData, np.ndarray]:
-    """Returns the federation with product groups, and each client's shift `[N]`; every group gets all shifts evenly.
+    """Returns the federation with product groups, and each client's shift `[N]`, see `jaxfl.data.assignment`.
 
     Args:
         data: the federation.
@@ -409,11 +409,7 @@ def cross_groups(
     """
     check_no_drift(skew, data)
     group = np.zeros(data.num_clients, int) if data.group is None else np.asarray(data.group)
-    choice = np.zeros(data.num_clients, int)
-    for index in np.unique(group):
-        clients = np.flatnonzero(group == index)
-        # In turns, so that the numbers of clients differ by at most one, and the first shifts have the larger numbers.
-        choice[host_rng(seed, "crossed", skew, int(index)).permutation(clients)] = np.arange(len(clients)) % len(names)
+    choice = assignment.client_patterns(group, names, skew, seed)
     if unused := [name for number, name in enumerate(names) if number not in choice]:
         warnings.warn(
             f"no client of {skew}+{data.name} has {', '.join(unused)}: its {len(np.unique(group))} groups have "
@@ -468,7 +464,13 @@ def divide_by_group(
         cause: the cause of the groups, see `jaxfl.data.causes`; None if these are no true groups.
         stream: name of the random stream that orders the rows; None is that of the skew.
     """
-    members = partition.group_members(num_clients, len(names))
+    sizes = assignment.group_sizes(num_clients, names)
+    members = np.full(len(names), partition.group_members(num_clients, len(names))) if sizes is None else sizes
+    if not members.all():
+        raise ValueError(
+            f"group_shares must give each pattern a client, got none of {num_clients} for "
+            f"{names[int(members.argmin())]}; raise its share, or use more clients."
+        )
     inputs, labels, test = source.pool if test_share is None else (source.inputs, source.labels, None)
     if skew == "rotated":
         check_square(inputs)
@@ -477,11 +479,11 @@ def divide_by_group(
         # Once, before rows are divided: a training row of one group must not be a test row of another group.
         (rows,), (test,) = partition.train_test_split([rows], 0.2 if test_share is None else test_share, seed=seed)
         which = f"of a group ({len(test)} more are set aside to test on)"
-    size = partition.rows_that_fit(members, rows_per_client, len(rows), which)
+    size = partition.rows_that_fit(int(members.max()), rows_per_client, len(rows), which)
     train: list[np.ndarray] = []
-    for index in range(len(names)):
+    for index, count in enumerate(members.tolist()):
         order = rows[host_rng(seed, stream or skew, index).permutation(len(rows))]
-        train += list(order[: members * size].reshape(members, size))
+        train += list(order[: count * size].reshape(count, size))
     shared = Split.shared([test], np.zeros(num_clients, np.int32))  # stored once
     group = np.repeat(np.arange(len(names), dtype=np.int32), members)
     if cause is None:

@@ -32,6 +32,7 @@ from jaxfl.models.small_cnns import (
 )
 from jaxfl.models.texts import FastText, TextCNN
 from jaxfl.models.vision import (
+    CLoVECifarCNN,
     MobileNetV2,
     ResNet9,
     ResNet18,
@@ -373,6 +374,7 @@ MODELS: dict[str, type[nn.Module]] = {
     "mlp200": MLP,
     "linear200": LinearMLP,
     "genconv": LenetEMNIST,
+    "clove-cifar": CLoVECifarCNN,
     "lenet-pfg": StoCFLCifarCNN,
     "lenet5-flux": LeNet5,
     "pfllib-cnn": PFLlibCNN,

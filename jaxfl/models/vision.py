@@ -44,6 +44,15 @@ class Normalise(NamedTuple):
         return layer(images, mask=None if self.mask is None else self.mask[:, None, None, None])
 
 
+def check_normalisation(norm: str, groups: int, width: int) -> None:
+    """Raises ValueError unless a normalisation is known, and its groups divide the channels."""
+    check_word("norm", norm, ("batch", "group"))
+    check_sizes("width", width)
+    check_sizes("groups", groups)
+    if norm == "group" and width % groups:
+        raise ValueError(f"groups must divide width={width}, got {groups}; take 2, or 32 with width=64.")
+
+
 def _conv(images: Array, channels: int, side: int, stride: int, name: str, groups: int = 1) -> Array:
     """Returns a convolution without biases, whose outputs have a `stride`-th of the sides."""
     layer = nn.Conv(
@@ -109,13 +118,9 @@ class ResNet18(nn.Module):
     blocks: Sequence[int] = (2, 2, 2, 2)
 
     def __post_init__(self):
-        check_word("norm", self.norm, ("batch", "group"))
+        check_normalisation(self.norm, self.groups, self.width)
         check_word("stem", self.stem, ("cifar", "torchvision"))
-        check_sizes("width", self.width)
-        check_sizes("groups", self.groups)
         check_sizes("blocks", self.blocks)
-        if self.norm == "group" and self.width % self.groups:
-            raise ValueError(f"groups must divide width={self.width}, got {self.groups}; take 2, or 32 with width=64.")
         super().__post_init__()
 
     @nn.compact
@@ -148,6 +153,51 @@ class ResNet18Torchvision(ResNet18):
     stem: Stem = "torchvision"
 
 
+class CLoVECifarCNN(nn.Module):
+    """CLoVE's network for CIFAR-10: 4 x [conv3x3, batch norm, relu, pool], dense 1024, 512, with dropout.
+
+    The convolutions have 64, 128, 256 and 512 channels: 4,181,002 parameters for 32x32x3 images and ten classes. It
+    starts as PyTorch's layers do.
+
+    Attributes:
+        num_classes: number of logits.
+        norm: normalisation, "batch" with running averages or "group".
+        groups: of channels, for norm="group"; every width is a multiple.
+        width: channels of the first convolution; each other one has twice those of the one before.
+        hidden: widths of the dense layers before the last one.
+        dropout: rate after each of them in training.
+
+    Reference: CLoVE's code.
+    """
+
+    num_classes: int = 10
+    norm: Norm = "batch"
+    groups: int = 32
+    width: int = 64
+    hidden: Sequence[int] | int = (1024, 512)
+    dropout: float = 0.5
+
+    def __post_init__(self):
+        check_normalisation(self.norm, self.groups, self.width)
+        check_sizes("hidden", self.hidden)
+        check_rates("dropout", self.dropout)
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(self, inputs: Array, mask: Array | None = None, train: bool = False) -> Array:
+        """Returns logits; rows where `mask [B]` does not hold are left out of the statistics."""
+        normalise = Normalise(self.norm, self.groups, train, mask)
+        outputs = as_images(inputs)
+        for stage in range(4):
+            outputs = Conv(self.width * 2**stage, (3, 3), name=f"conv{stage + 1}")(outputs)
+            outputs = nn.relu(max_pool(normalise(outputs, f"bn{stage + 1}")))
+        outputs = as_vectors(outputs)
+        for place, width in enumerate(check_sizes("hidden", self.hidden)):
+            outputs = nn.relu(Dense(width, name=f"fc{place + 1}")(outputs))
+            outputs = nn.Dropout(self.dropout, deterministic=not train)(outputs)
+        return Dense(self.num_classes, name="fc")(outputs)
+
+
 class ResNet9(nn.Module):
     """ResNet-9 of FLUX's code for CIFAR-100: eight convolutions with batch normalisation, two of them pairs to skip.
 
@@ -172,11 +222,7 @@ class ResNet9(nn.Module):
     branches = True
 
     def __post_init__(self):
-        check_word("norm", self.norm, ("batch", "group"))
-        check_sizes("width", self.width)
-        check_sizes("groups", self.groups)
-        if self.norm == "group" and self.width % self.groups:
-            raise ValueError(f"groups must divide width={self.width}, got {self.groups}; take 2, or 32 with width=64.")
+        check_normalisation(self.norm, self.groups, self.width)
         super().__post_init__()
 
     @nn.compact

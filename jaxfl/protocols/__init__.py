@@ -67,7 +67,8 @@ class Protocol(NamedTuple):
         data, model, optimizer: `name` of each, and its options.
         run: options of the run, such as augmentation.
         local: options of methods that train, fixed for all methods that have them.
-        methods: the publication's values of methods' own options, by method; whoever runs them may set others.
+        methods: the publication's values of methods' own options, by method; whoever runs them may set others. An
+            option of the optimiser or the run has its owner before it, `optimizer.learning_rate`, and is fixed.
         compared: methods of the publication that are here, cheapest comparisons first.
         rounds, cohort, eval_every, seeds: as `jaxfl run` takes them.
         score: name in `jaxfl.protocols.scores.SCORES`.
@@ -75,8 +76,9 @@ class Protocol(NamedTuple):
         teraflop: operations of one FedAvg run in 10^12, evaluation left out.
         deviations: sentences on what differs from the official code, or between code and paper.
         published: rows of the publication.
-        digests: of the federation, by seed; it is checked before a run.
-        reduced: keys of the form for a CPU that differ, or empty; its name ends in `REDUCED`.
+        digests: of the federation's rows (`row1:`) or of all of it (`fed1:`), by seed; it is checked before a run.
+        reduced: keys of the form for a CPU that differ, or empty; its name ends in `REDUCED`. Of a table, the entries
+            that differ; or all of it, if it has a name.
         content: all of the file but `published`.
     """
 
@@ -130,9 +132,9 @@ class Protocol(NamedTuple):
         Raises:
             ValueError: the record names an option that is unknown, or a value that is not allowed.
         """
-        own = {f"method.{key}": value for key, value in self.methods.get(method, {}).items()}
-        own |= {f"method.{key}": value for key, value in self.of_method(method).items()}
-        return options.route(method, self.data["name"], **self.fixed(), **own)
+        given = {**self.methods.get(method, {}), **self.of_method(method)}
+        own = {key if "." in key else f"method.{key}": value for key, value in given.items()}
+        return options.route(method, self.data["name"], **{**self.fixed(), **own})
 
     def as_reduced(self) -> "Protocol":
         """Returns the reduced form, which has a name and a digest of its own and no published rows.
@@ -142,9 +144,12 @@ class Protocol(NamedTuple):
         """
         if not self.reduced:
             raise ValueError(f"{self.name} has no reduced form; leave --reduced out.")
-        content = {**self.content, **self.reduced}
+        tables = {key: value for key, value in self.reduced.items() if isinstance(value, dict)}
+        merged = {key: value if "name" in value else {**getattr(self, key), **value} for key, value in tables.items()}
+        given = {**self.reduced, **merged}
+        content = {**self.content, **given}
         content.pop("reduced")
-        changed = {key: tuple(value) if isinstance(value, list) else value for key, value in self.reduced.items()}
+        changed = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
         return self._replace(
             **changed,
             name=self.name + REDUCED,
@@ -154,6 +159,10 @@ class Protocol(NamedTuple):
         )
 
 
+REDUCIBLE = (
+    *("rounds", "cohort", "eval_every", "seeds", "teraflop", "deviations", "digests"),
+    *("data", "model", "optimizer", "run", "local"),
+)
 _KEYS = (
     Option("title", REQUIRED, str),
     Option("paper", REQUIRED, str),
@@ -229,7 +238,7 @@ def _record(name: str, content: dict[str, Any], path: Path) -> Protocol:
     for key in values["local"]:
         check_name(f"option in [local] of {path}", key, TRAINING)
     for key in values["reduced"]:
-        check_name(f"key in [reduced] of {path}", key, ("rounds", "cohort", "eval_every", "seeds", "teraflop", "run"))
+        check_name(f"key in [reduced] of {path}", key, REDUCIBLE)
     rows = [_values(row, _ROW_KEYS, f"[[published]] of {path}") for row in values.pop("published")]
     _values(values["reduced"], [option._replace(default=None) for option in _KEYS], f"[reduced] of {path}")
     kept = {key: value for key, value in content.items() if key != "published"}

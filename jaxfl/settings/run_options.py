@@ -1,6 +1,6 @@
 """The options of every run, for any method, data, model and optimiser, and the learning-rate schedules."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -17,15 +17,16 @@ SCHEDULE_FACTORS = {"cosine": 0.0, "step": 0.1, "exponential": 0.1, "warmup": 0.
 
 
 def learning_rate_schedule(
-    name: ScheduleName, rounds: int | None, factor: float | None
+    name: ScheduleName, rounds: int | Sequence[int] | None, factor: float | None
 ) -> Callable[[Array], Any] | None:
     """Returns a schedule for `jaxfl.scheduled`; None for a constant learning rate.
 
     Args:
         name: `cosine` falls from 1 to `factor` along half a wave, and is constant after it; `step` multiplies by
-            `factor` after every `rounds`; `exponential` multiplies by `factor` over `rounds`, evenly in every round;
-            `warmup` rises from `factor` in equal steps, from the first round on, and is 1 from the last of `rounds` on.
-        rounds: length of the fall, the rise or a step.
+            `factor` after every `rounds`, or after each of them if there are several; `exponential` multiplies by
+            `factor` over `rounds`, evenly in every round; `warmup` rises from `factor` in equal steps, from the first
+            round on, and is 1 from the last of `rounds` on.
+        rounds: length of the fall, the rise or a step; or of `step` the numbers of rounds before each step.
         factor: None is 0.1 for `step` and `exponential`, and 0 for the others.
 
     Raises:
@@ -44,13 +45,20 @@ def learning_rate_schedule(
         return None
     if rounds is None:
         raise ValueError(f"schedule_rounds must be given with schedule={name}, got none; give a number such as 100.")
-    if rounds < 1:
-        raise ValueError(f"schedule_rounds must be at least 1, got {rounds}.")
+    steps = [rounds] if isinstance(rounds, int) else list(rounds)
+    if not steps or min(steps) < 1 or steps != sorted(set(steps)):
+        raise ValueError(f"schedule_rounds must be at least 1, several in increasing order, got {rounds}.")
+    if len(steps) > 1 and name != "step":
+        raise ValueError(f"schedule_rounds must be one number with schedule={name}, got {rounds}; take step.")
     end = SCHEDULE_FACTORS[name] if factor is None else factor
     if is_known(end) and (not 0 <= end <= 1 or (end == 0 and name == "exponential")):
         raise ValueError(
             f"schedule_factor must be from 0 to 1, and above 0 for schedule=exponential, got {end} for {name}; "
             f"{SCHEDULE_FACTORS[name]} is usual."
+        )
+    if not isinstance(rounds, int):
+        return lambda number: (
+            jnp.float32(end) ** jnp.stack([number >= step for step in steps]).sum().astype(jnp.float32)
         )
     shapes: dict[str, Callable[[Array], Any]] = {
         "cosine": lambda past: end + (1 - end) * (1 + jnp.cos(jnp.pi * jnp.minimum(past, 1))) / 2,
@@ -158,7 +166,12 @@ RUN = (
         "names",
     ),
     Option("schedule", "constant", ScheduleName, "schedule of the clients' learning rate over the rounds"),
-    Option("schedule_rounds", None, int | None, "rounds of the schedule's fall or rise, or between two steps"),
+    Option(
+        "schedule_rounds",
+        None,
+        int | tuple[int, ...] | None,
+        "rounds of the schedule's fall or rise, or between two steps; several are those before each step",
+    ),
     Option(
         "schedule_factor",
         None,

@@ -17,6 +17,7 @@ local_epochs = 1
 batch_size = 10
 [methods.ifca]
 num_clusters = 4
+"optimizer.learning_rate" = 0.3
 [[published]]
 method = "IFCA"
 value = 97.5
@@ -48,7 +49,7 @@ def test_the_list_and_a_record_are_told(record, capsys):
     assert [one["name"] for one in json.loads(capsys.readouterr().out)] == names()
     assert protocol(record) == 0
     told = capsys.readouterr().out
-    assert "rotated-digits, num_clients=8" in told and "fed1:" in told and "pro1:" in told
+    assert "rotated-digits, num_clients=8" in told and "row1:" in told and "fed1:" in told and "pro1:" in told
     assert "97.50 ± 0.25" in told and "unverified" in told
 
 
@@ -60,6 +61,7 @@ def test_runs_are_a_sweeps_and_stand_beside_the_published_row(record, tmp_path, 
     scores = next(line for line in out.splitlines()[out.splitlines().index("") :] if line.startswith("ifca"))
     assert "IFCA 97.50 ± 0.25 (M)" in scores
     options = json.loads((tmp_path / "runs/ifca/seed-0/config.json").read_text())
+    assert options["optimizer.learning_rate"] == 0.3  # IFCA's own
     assert options["method.local_epochs"] == 1 and options["method.batch_size"] == 10
     assert options["method.num_clusters"] == 4 and options["data.num_clients"] == 8
     assert protocol(*words) == 0  # nothing is left to make

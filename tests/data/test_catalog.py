@@ -130,12 +130,13 @@ def test_options_are_those_of_the_skew_and_the_source(name):
         "attack_target",
     }
     own |= {"drift", "drift_change", "drift_round", "drift_rounds", "drift_share", "drift_parts", "drift_swaps"}
-    own |= {"arrive", "leave"}
+    own |= {"drift_matrix", "drift_every", "drift_rows", "drift_test", "arrive", "leave"}
     assert set(data.options(name)) == {
         *names,
         *own,
         *(["other"] if row.skew == "hybrid" else []),
-        *(["truth"] if row.shifts else []),
+        *(["truth", "mix", "mix_shares"] if row.shifts else []),
+        *(["group_shares"] if [*row.shifts, row.skew][0] in catalog.SHIFTS else []),
     }
     assert inspect.Parameter.empty not in data.options(name).values()  # nothing that a user must say
 

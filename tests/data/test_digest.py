@@ -16,7 +16,7 @@ import jaxfl
 from jaxfl import data
 from jaxfl.cli.app import app
 from jaxfl.data import divide, stored
-from jaxfl.data.digest import digest, num_hashed_bytes, pixel_digest
+from jaxfl.data.digest import digest, num_hashed_bytes, pixel_digest, rows_digest
 from jaxfl.simulation.records import identity
 from tests.messages import mentions
 from tests.problems import linear_federation, softmax_task
@@ -50,12 +50,13 @@ def clients_bytes(fed, angles, label_maps):
     return made + b"".join(map(listed, masks))
 
 
-def restated(fed, phases, rounds=()):
+def restated(fed, phases, rounds=(), *, kind="fed1"):
     pool = hashlib.sha256(f"uint8 {' x '.join(map(str, fed.inputs.shape))}\n".encode())
-    pool.update(fed.inputs.tobytes() + fed.labels.astype("<i4").tobytes())
+    pool.update(fed.inputs.tobytes() if kind == "fed1" else b"")
+    pool.update(fed.labels.astype("<i4").tobytes())
     whole = b"jaxfl-federation 1\n" + pool.digest() + ints(fed.num_clients, fed.num_classes) + phases[0]
     whole += ints(len(rounds)) + b"".join(ints(one) + phase for one, phase in zip(rounds, phases[1:], strict=True))
-    return "fed1:" + hashlib.sha256(whole).hexdigest()[:16]
+    return f"{kind}:{hashlib.sha256(whole).hexdigest()[:16]}"
 
 
 TURNED = {"num_clients": 8, "rows_per_client": 10, "angles": (0, 45, 90, 300), "held_out": 0.3, "validation": 0.2}
@@ -65,6 +66,7 @@ def test_the_digest_is_that_of_rows_views_and_causes():
     fed = data.load("rotated-digits", **TURNED)
     angles = [(0, 45, 90, 300)[group] for group in fed.group]
     assert digest(fed) == restated(fed, [clients_bytes(fed, angles, [range(10)] * 8)])
+    assert rows_digest(fed) == restated(fed, [clients_bytes(fed, angles, [range(10)] * 8)], kind="row1")
 
 
 def test_a_drift_adds_the_rows_and_views_afterwards():

@@ -79,6 +79,65 @@ def test_test_clients_of_ifca_hold_their_test_rows_and_train_nothing(source):
     np.testing.assert_allclose(seen(fed, fed.test, 42)[0].reshape(-1, 8, 8), turned, rtol=1e-6)
 
 
+def test_ifcas_cifar10_is_half_upside_down_and_fewer_clients_are_the_first():
+    rng = np.random.default_rng(0)
+    images = [rng.integers(0, 256, (count, 2, 2, 3)).astype(np.uint8) for count in (2000, 500)]
+    source = data.Source(
+        "made", images[0], np.arange(2000) % 10, 10, images[1], np.arange(500) % 10, mean=0.0, std=255.0
+    )
+    fed, few = (official(source, code="ifca-cifar10", num_clients=count, seed=3) for count in (8, 4))
+    assert fed.rotation.tolist() == [0] * 4 + [2] * 4 + [0, 2] and fed.held_out.tolist() == [False] * 8 + [True] * 2
+    chance = np.random.RandomState(3)
+    wanted = [*chance.permutation(2000).reshape(4, 500), *chance.permutation(2000).reshape(4, 500)]
+    for client, rows in enumerate(wanted):
+        assert rows_of(fed.train, client).tolist() == rows.tolist()
+    for client, rows in enumerate([wanted[0], wanted[1], wanted[4], wanted[5]]):
+        assert rows_of(few.train, client).tolist() == rows.tolist()
+    assert few.rotation.tolist() == [0, 0, 2, 2, 0, 2]
+    with pytest.raises(ValueError, match=mentions("num_clients", 8, 10)):
+        official(source, code="ifca-cifar10", num_clients=10)
+
+
+@pytest.mark.parametrize("shift", ["covariateshift", "labelflip"])
+def test_clients_of_rdpcfl_draw_their_rows_independently(shift):
+    """Restated: `np.random.seed`, one `choice` without replacement a client, and a set of it."""
+    images = [np.zeros((count, 2, 2), np.uint8) for count in (9000, 60)]
+    labels = [np.arange(count) % 10 for count in (9000, 60)]
+    source = data.Source("made", images[0], labels[0], 10, images[1], labels[1], mean=0.0, std=255.0)
+    fed = official(source, code=f"rdpcfl-{shift}", seed=1)
+    chance = np.random.RandomState(1)
+    drawn = [list({*chance.choice(9000, 8000, replace=False).tolist()}) for _ in range(21)]
+    chance = np.random.RandomState(1)
+    tests = [{*chance.choice(60, 10, replace=False).tolist()} for _ in range(21)]
+    for client in range(21):
+        assert rows_of(fed.train, client).tolist() == drawn[client][:6400]
+        assert rows_of(fed.validation, client).tolist() == drawn[client][6400:]
+        assert {*(rows_of(fed.test, client) - 9000).tolist()} == tests[client]
+    groups = np.repeat([0, 1, 2, 3], [3, 6, 6, 6])
+    assert fed.group.tolist() == groups.tolist()
+    if shift == "labelflip":
+        assert fed.label_maps()[:, 9].tolist() == ((9 + groups) % 10).tolist()
+    else:
+        assert fed.rotation.tolist() == groups.tolist()
+
+
+def test_every_so_many_th_row_of_a_client():
+    whole, few = (data.load("official-digits", code="pfllib-dirichlet", every=every) for every in (1, 4))
+    for client in range(20):
+        assert rows_of(few.train, client).tolist() == rows_of(whole.train, client)[::4].tolist()
+        assert rows_of(few.test, client).tolist() == rows_of(whole.test, client).tolist()
+    with pytest.raises(ValueError, match=mentions("every", 0)):
+        data.load("official-digits", code="pfllib-dirichlet", every=0)
+
+
+def test_fedccfas_grey_images_are_scaled_as_mnist():
+    large = made(600, 40)
+    fed = official(large, code="fedccfa", num_clients=4)
+    images, _ = seen(fed, fed.train, 0)
+    pixels = large.inputs[rows_of(fed.train, 0)].reshape(images.shape) / 255
+    np.testing.assert_allclose(images, (pixels - 0.1307) / 0.3081, rtol=1e-4, atol=1e-4)
+
+
 def test_the_tests_of_pfedgraph_are_those_of_a_clients_classes(source):
     fed = official(source, code="pfedgraph-noniid-skew")
     tests = source.test_labels

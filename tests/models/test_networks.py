@@ -68,6 +68,7 @@ OF_CODES = [
     ("cnn-rdp", {}, (28, 28), 10, 28_938),
     ("fedccfa-28", {}, (28, 28), 10, 117_066),
     ("fedccfa-32", {}, (32, 32, 3), 10, 107_690),
+    ("clove-cifar", {}, (32, 32, 3), 10, 4_181_002),
     ("resnet9", {}, (32, 32, 3), 100, 6_775_140),
     ("resnet18", {}, (32, 32, 3), 10, 11_173_962),
     ("resnet18-gn", {}, (32, 32, 3), 10, 11_173_962),
@@ -79,7 +80,7 @@ OF_CODES = [
     ("vit", {}, (32, 32, 3), 10, 1_205_898),
     ("vit", {"width": 192, "heads": 3, "layers": 12, "patch": 16}, (224, 224, 3), 1000, 5_717_416),
 ]
-AVERAGED = ("resnet9", "resnet18", "resnet18-tv", "mobilenetv2")  # have running averages
+AVERAGED = ("clove-cifar", "resnet9", "resnet18", "resnet18-tv", "mobilenetv2")  # have running averages
 PUBLISHED = {"leaf-femnist-cnn": 6_603_710, "cifar-benchmark-cnn": 1_626_442}
 
 
@@ -232,6 +233,7 @@ def test_stocfl_femnist_weights_start_xavier_uniform(key):
         (("resnet18", 10), {"stem": "imagenet"}, ("stem", "imagenet", "torchvision")),
         (("resnet18-gn", 10), {"width": 40}, ("groups", 32, "width=40")),
         (("resnet9", 10), {"norm": "layer"}, ("norm", "layer", "group")),
+        (("clove-cifar", 10), {"norm": "group", "width": 48}, ("groups", 48, 32)),
         (("mobilenetv2", 10), {"width": 0.0}, ("width", 0.0)),
         (("vit", 10), {"heads": 3}, ("width", 128, "heads=3")),
         (("pfllib-cnn", 10), {"hidden": 0}, ("hidden", 0)),

@@ -83,7 +83,8 @@ def test_reduced_forms_have_another_name_and_digest_and_no_published_rows():
         if record.reduced:
             small = record.as_reduced()
             assert small.name == f"{record.name}-reduced" and small.digest() != record.digest()
-            assert not small.published and small.rounds == record.reduced["rounds"] < record.rounds
+            assert not small.published and small.teraflop == record.reduced["teraflop"] < record.teraflop
+            assert small.settings("fedavg").data_name == record.data["name"]
         else:
             with pytest.raises(ValueError, match=mentions(record.name, "--reduced")):
                 record.as_reduced()
@@ -111,6 +112,26 @@ def test_a_record_that_is_wrong_is_refused_in_one_line(line, by, told, tmp_path)
     with pytest.raises(ValueError, match=mentions(*told)) as refused:
         protocols.read(str(path))
     assert "\n" not in str(refused.value)
+
+
+def test_tables_of_a_reduced_form_are_merged_unless_they_have_a_name(tmp_path):
+    path = tmp_path / "mine.toml"
+    optimizer = 'name = "sgd"\nlearning_rate = 0.1\nmomentum = 0.9\n'
+    reduced = '[reduced]\nteraflop = 0.0001\n[reduced.model]\nname = "mlp"\n[reduced.optimizer]\nlearning_rate = 0.2\n'
+    path.write_text(SMALL.replace('name = "sgd"\n', optimizer) + reduced + "[reduced.data]\nnum_clients = 8\n")
+    whole, small = protocols.read(str(path)), protocols.read(str(path)).as_reduced()
+    assert small.optimizer == {"name": "sgd", "learning_rate": 0.2, "momentum": 0.9} and small.model == {"name": "mlp"}
+    assert small.data == {"name": "rotated-digits", "num_clients": 8} and whole.data == {"name": "rotated-digits"}
+    assert small.content["optimizer"] == small.optimizer and small.digest() != whole.digest()
+
+
+def test_a_method_may_have_a_rate_of_its_own(tmp_path):
+    """FedEM's code has one for each method."""
+    path = tmp_path / "mine.toml"
+    path.write_text(SMALL + 'learning_rate = 0.1\n[methods.fedem]\nnum_clusters = 2\n"optimizer.learning_rate" = 0.3\n')
+    record = protocols.read(str(path))
+    rates = [record.settings(method).optimizer["learning_rate"] for method in ("fedavg", "fedem")]
+    assert rates == [0.1, 0.3] and record.settings("fedem").method == {"num_clusters": 2}
 
 
 def test_published_rows_are_no_part_of_a_digest(tmp_path):

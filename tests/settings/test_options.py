@@ -157,6 +157,8 @@ def test_a_schedule_is_of_the_method_that_is_built():
         "schedule_rounds=5": ("schedule_rounds", 5),
         "schedule=step schedule_rounds=0": ("schedule_rounds", 0),
         "schedule=step schedule_rounds=3 schedule_factor=2": ("schedule_factor", 2.0),
+        "schedule=step schedule_rounds=3,2": ("schedule_rounds", "increasing"),
+        "schedule=cosine schedule_rounds=2,3": ("schedule_rounds", "cosine", "step"),
         "schedule=linear": ("schedule", "linear"),
     }.items():
         with pytest.raises(ValueError, match=mentions(*message)):
@@ -410,6 +412,16 @@ def test_a_step_of_the_rate_is_in_its_round_in_compiled_programs_too(rounds):
     items = ["schedule=step", f"schedule_rounds={rounds}", "schedule_factor=0.5"]
     rates = jax.jit(options.schedule(options.route("fedavg", "rotated-digits", items)))
     assert [float(rates(number)) for number in (rounds - 1, rounds, 2 * rounds - 1, 2 * rounds)] == [1, 0.5, 0.5, 0.25]
+
+
+def test_steps_of_the_rate_may_be_given_one_by_one():
+    """FedEM's code divides the rate by ten at half and at three quarters of its rounds."""
+    rates = jax.jit(
+        options.schedule(options.route("fedavg", "rotated-digits", ["schedule=step", "schedule_rounds=4,6"]))
+    )
+    assert [float(rates(np.int32(number))) for number in (0, 3, 4, 5, 6, 9)] == pytest.approx(
+        [1, 1, 0.1, 0.1, 0.01, 0.01]
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)
