@@ -336,7 +336,8 @@ def options(name: str) -> dict[str, Any]:
      'drift_change': None, 'drift_round': None, 'drift_rounds': None, 'drift_share': None, 'drift_parts': None,
      'drift_swaps': None, 'drift_matrix': None, 'drift_every': None, 'drift_rows': 'same',
      'drift_test': 'own', 'arrive': None, 'leave': None,
-     'pool': 'train', 'group_shares': None, 'held_out': 0.0, 'test': None, 'validation': 0.0}
+     'arrive_rounds': None, 'leave_rounds': None, 'pool': 'train', 'group_shares': None, 'held_out': 0.0, 'test': None,
+     'validation': 0.0}
     """
     return {option: known.default for option, known in known_options(name).items()}
 

@@ -51,7 +51,7 @@ import numpy as np
 
 from jaxfl.data import conditions, label_maps
 from jaxfl.data.building import check_no_drift
-from jaxfl.data.clients import Drift, FederatedData, Ranges, get_field, replace_field
+from jaxfl.data.clients import Drift, FederatedData, Ranges, array_fields, get_field, replace_field
 from jaxfl.data.copies import with_copies
 from jaxfl.data.drift_changes import (
     PARTS,
@@ -87,6 +87,7 @@ OLD_KINDS: tuple[str, ...] = get_args(OldSpelling)
 DRIFT_SCHEDULES: tuple[str, ...] = get_args(DriftSchedule)
 OF_ALL = ("rotate", "labels", *PARTS)  # changes that clients have which are held out too, where all change
 DRIFT_SHARES = {"swap": 0.5, "new-group": 0.25} | dict.fromkeys(OF_ALL, 1.0)
+NEVER = 2**31  # a round that no run reaches
 SWAPS = ("1:2", "3:4", "5:6")  # of the parts, for seven classes or more (FedCCFA)
 
 
@@ -105,6 +106,8 @@ def drift(
     test: TestChoice = "own",
     arrive: float = 0.0,
     leave: float = 0.0,
+    arrive_rounds: Sequence[int] | None = None,
+    leave_rounds: Sequence[int] | None = None,
     seed: int = 0,
 ) -> FederatedData:
     """Returns the federation with a drift.
@@ -114,7 +117,7 @@ def drift(
         round: number of rounds before the drift; the evaluation after them uses the changed federation. Of a schedule
             with several rounds they are in increasing order: two or more of a recurrent drift, one for each part of an
             incremental one, one for each row of a matrix but the first, and the first and the last of a staggered or
-            gradual one.
+            gradual one. None may be given if clients only arrive and leave, at rounds of their own.
         kind: `"swap"`, `"rotate"`, `"labels"` and so on, see above; None if clients only arrive or leave.
         schedule: who changes when, see above.
         share: share of the clients that train all the time; None is 0.5 of them for `"swap"`, 0.25 for `"new-group"`
@@ -132,6 +135,8 @@ def drift(
             (`"next"`), or with a pattern that it never has (`"unseen"`).
         arrive: share of the clients with training rows that are absent before; at least one client.
         leave: share of the clients with training rows that are absent from the first change on; at least one client.
+        arrive_rounds, leave_rounds: rounds before which equal parts of these clients arrive and leave, in increasing
+            order; None is the first change.
         seed: seed of the choice of clients and of their new data.
 
     Raises:
@@ -148,21 +153,23 @@ def drift(
     [[0, 1, 2, 3], [0, 2, 1, 3], [0, 1, 2, 3]]
     """
     check_no_drift("drift", data)
-    if kind is None and not arrive and not leave:
+    if kind is None and not arrive and not leave and arrive_rounds is None and leave_rounds is None:
         raise ValueError(
             f"drift must be one of {', '.join((*OLD_KINDS, *DRIFT_SCHEDULES))}, or arrive or leave a share of the "
             "clients, got none."
         )
     rounds = (round,) if isinstance(round, int) else tuple(round)
-    check_rounds(rounds, schedule if kind is not None else "sudden")
+    if kind is not None or rounds:
+        check_rounds(rounds, schedule if kind is not None else "sudden")
     _check_options(kind, schedule, share, parts, swaps, matrix)
     _check_stage_rows(kind, schedule, rows, test)
     able = np.asarray(data.train.size) > 0
     held_out = np.zeros(data.num_clients, bool) if data.held_out is None else np.asarray(data.held_out)
-    absent = _absent_clients(able & ~held_out, arrive, leave, seed)
+    moves = {"arrive": (arrive, arrive_rounds), "leave": (leave, leave_rounds)}
+    arrives, leaves = _own_rounds(able & ~held_out, moves, rounds[:1], seed)
     later: Fields = {}
     if kind is not None:
-        staying = np.flatnonzero(able & ~held_out & ~absent.any(0))
+        staying = np.flatnonzero(able & ~held_out & (arrives == 0) & (leaves == NEVER))
         share = DRIFT_SHARES[kind] if share is None else share
         chosen = host_rng(seed, "drift").permutation(staying)[: max(1, int(np.rint(share * len(staying))))]
         if matrix is not None or (kind in OF_ALL and share == 1):
@@ -187,18 +194,14 @@ def drift(
             later |= mixed
         if rows != "same":
             data, later["train"] = _cut_train(data, later.get("train"), len(rounds), rows)
-    if absent.any():
-        data = dataclasses.replace(data, held_out=held_out | absent[0], absent=absent[0])
-        masks = {"held_out": held_out | absent[1], "absent": absent[1]}
-        later |= {name: np.repeat(mask[:, None], len(rounds), axis=1) for name, mask in masks.items()}
-    data = dataclasses.replace(data, drift=Drift(np.asarray(rounds, np.int32), **later))
-    if kind is None or test == "own":
-        return data
-    phases = data.phases
-    if test == "next":
-        return with_tests_of(data, [*phases[1:], phases[-1]], "drift_test=next")
-    unseen = _unseen_fields(still, kind, stages, part, maps, seed)
-    return with_tests_of(data, [_with_fields(now, unseen) for now in phases], "drift_test=unseen")
+        data = dataclasses.replace(data, drift=Drift(np.asarray(rounds, np.int32), **later))
+        if test == "next":
+            phases = data.phases
+            data = with_tests_of(data, [*phases[1:], phases[-1]], "drift_test=next")
+        elif test == "unseen":
+            unseen = _unseen_fields(still, kind, stages, part, maps, seed)
+            data = with_tests_of(data, [_with_fields(now, unseen) for now in data.phases], "drift_test=unseen")
+    return _with_absences(data, held_out, arrives, leaves) if arrive or leave else data
 
 
 def _check_stage_rows(kind: str | None, schedule: str, rows: str, test: str) -> None:
@@ -286,12 +289,16 @@ def given_rounds(options: Mapping[str, Any]) -> tuple[int, ...]:
     ((5,), (5, 8), ())
     >>> given_rounds({"drift_matrix": "feddrift-A", "drift_every": 20})[:3]
     (20, 40, 60)
+    >>> given_rounds({"drift_round": 5, "arrive_rounds": [3, 8]})
+    (3, 5, 8)
     """
     one, several = options.get("drift_round"), options.get("drift_rounds")
     matrix, every = options.get("drift_matrix"), options.get("drift_every")
+    changes = tuple(several or ()) if one is None else (one,)
     if matrix is not None and every is not None:
-        return tuple(every * stage for stage in range(1, len(read_matrix(matrix))))
-    return tuple(several or ()) if one is None else (one,)
+        changes = tuple(every * stage for stage in range(1, len(read_matrix(matrix))))
+    moves = [round for name in ("arrive_rounds", "leave_rounds") for round in options.get(name) or ()]
+    return tuple(sorted({*changes, *moves})) if moves else changes
 
 
 def _part_swaps(swaps: str | Sequence[str] | None, data: FederatedData) -> label_maps.NamedMaps:
@@ -417,20 +424,68 @@ def _chosen_values(versions: Sequence[Any], pattern: np.ndarray) -> Any:
     return table[pattern, np.arange(len(pattern))[:, None]].astype(versions[-1].dtype)
 
 
-def _absent_clients(able: np.ndarray, arrive: float, leave: float, seed: int) -> np.ndarray:
-    """Returns masks of the clients absent before and after the drift `[2, N]`; some clients are never absent."""
-    for name, share in {"arrive": arrive, "leave": leave}.items():
+def _own_rounds(
+    able: np.ndarray, moves: Mapping[str, tuple[float, Sequence[int] | None]], first: tuple[int, ...], seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the first round in which each client is there, and the first from which it is away `[N]`.
+
+    They are 0 and `NEVER` for most clients; no client arrives and leaves.
+
+    Args:
+        able: clients that may do so `[N]`.
+        moves: of `arrive` and `leave` the share of the clients, and the rounds of equal parts of them.
+        first: the round of those for which there are none.
+        seed: of the choice.
+    """
+    order = host_rng(seed, "arrive").permutation(np.flatnonzero(able))
+    own, begin = {"arrive": np.zeros(len(able), int), "leave": np.full(len(able), NEVER)}, 0
+    for name, (share, rounds) in moves.items():
         if not 0 <= share < 1:
             raise ValueError(f"{name} must be a share of the clients, 0 or more and below 1, got {share}.")
-    absent, order = np.zeros((2, len(able)), bool), host_rng(seed, "arrive").permutation(np.flatnonzero(able))
-    late, gone = (max(1, int(np.rint(share * len(order)))) if share else 0 for share in (arrive, leave))
-    if late + gone >= len(order):
-        raise ValueError(
-            f"arrive and leave must leave some clients present all the time, got {arrive} and {leave} of {len(order)} "
-            "clients with training rows; lower them, or use more clients."
+        if rounds is not None and not share:
+            raise ValueError(f"{name} must be given with {name}_rounds={rounds}: a share of the clients, such as 0.2.")
+        count = max(1, int(np.rint(share * len(order)))) if share else 0
+        listed = first if rounds is None else tuple(rounds)
+        if share and (not listed or list(listed) != sorted({*listed}) or not 1 <= min(listed) <= max(listed) < NEVER):
+            got = ",".join(map(str, listed)) or "none"
+            raise ValueError(f"{name}_rounds must be different rounds from 1 in increasing order, got {got}.")
+        if share and count < len(listed):
+            raise ValueError(
+                f"{name}_rounds must be at most one for each of the {count} clients that {name}, got {len(listed)}; "
+                f"raise {name}, or use more clients."
+            )
+        own[name][order[begin : begin + count]] = np.repeat(
+            listed, np.diff(np.arange(len(listed) + 1) * count // max(len(listed), 1))
         )
-    absent[0, order[:late]] = absent[1, order[late : late + gone]] = True
-    return absent
+        begin += count
+    if begin >= len(order):
+        raise ValueError(
+            f"arrive and leave must leave some clients present all the time, got {moves['arrive'][0]} and "
+            f"{moves['leave'][0]} of {len(order)} clients with training rows; lower them, or use more clients."
+        )
+    return own["arrive"], own["leave"]
+
+
+def _with_absences(data: FederatedData, held_out: np.ndarray, arrives: np.ndarray, leaves: np.ndarray) -> FederatedData:
+    """Returns the federation with a stage at each round in which clients arrive or leave, too.
+
+    Args:
+        data: the federation, with the other changes of its drift.
+        held_out: clients that are held out in all rounds `[N]`.
+        arrives, leaves: first round in which each client is there, and from which it is away `[N]`.
+    """
+    moves = [*arrives[arrives > 0].tolist(), *leaves[leaves < NEVER].tolist()]
+    begins = np.unique([*data.drift_rounds, *moves])
+    stage = np.searchsorted(data.drift_rounds, begins, side="right")
+    drift = Drift(begins.astype(np.int32)) if data.drift is None else data.drift
+    for name, about in array_fields(drift) if data.drift is not None else ():
+        if about["per_client"] and (later := get_field(drift, name)) is not None:
+            values = np.concatenate([np.asarray(get_field(data, name))[:, None], later], axis=1)
+            drift = replace_field(drift, name, values[:, stage])
+    absent = (arrives[:, None] > begins) | (leaves[:, None] <= begins)
+    masks = {"absent": absent, "held_out": held_out[:, None] | absent}
+    drift = dataclasses.replace(drift, round=begins.astype(np.int32), **masks)
+    return dataclasses.replace(data, held_out=held_out | (arrives > 0), absent=arrives > 0, drift=drift)
 
 
 CHANGES = {"swap": swap_groups, "rotate": rotate_further, "new-group": new_group}
@@ -460,6 +515,8 @@ def apply_conditions(
     drift_test: TestChoice = "own",
     arrive: float | None = None,
     leave: float | None = None,
+    arrive_rounds: Sequence[int] | None = None,
+    leave_rounds: Sequence[int] | None = None,
     seed: int = 0,
 ) -> FederatedData:
     """Returns the federation with stragglers, attackers and a drift.
@@ -492,6 +549,8 @@ def apply_conditions(
             (next), or one that it never has (unseen).
         arrive: share of the clients that are absent before; none or 0 is no client.
         leave: share of the clients that are absent afterwards; none or 0 is no client.
+        arrive_rounds: rounds before which equal parts of these clients arrive; none is the first change.
+        leave_rounds: rounds before which equal parts of these clients leave; none is the first change.
         seed: seed of the choice of attackers, and of clients whose data change.
     """
     data = (
@@ -519,10 +578,10 @@ def apply_conditions(
                 "leave it out, or take backdoor."
             )
         data = conditions.attack(data, attack, attackers, seed=seed, scale=attack_scale, target=attack_target)
-    options = {"drift": drift, "arrive": arrive, "leave": leave, "drift_share": drift_share}
-    options |= {"drift_change": drift_change, "drift_parts": drift_parts, "drift_swaps": drift_swaps}
-    options |= {"drift_rows": drift_rows if drift_rows != "same" else None}
+    options = {"drift": drift, "drift_share": drift_share, "drift_change": drift_change, "drift_parts": drift_parts}
+    options |= {"drift_swaps": drift_swaps, "drift_rows": drift_rows if drift_rows != "same" else None}
     options |= {"drift_test": drift_test if drift_test != "own" else None}
+    options |= {"arrive": arrive if arrive_rounds is None else None, "leave": leave if leave_rounds is None else None}
     given = {"drift_round": drift_round, "drift_rounds": drift_rounds}
     if drift == "matrix" or drift_matrix is not None or drift_every is not None:
         _check_matrix_options(drift, drift_matrix, drift_every, given)
@@ -532,7 +591,9 @@ def apply_conditions(
             if value:
                 missing = "drift_rounds" if drift in DRIFT_SCHEDULES else "drift_round"
                 raise ValueError(f"{missing} must be given with {name}={value}: the rounds before it, such as 50.")
-        return data
+        if arrive_rounds is None and leave_rounds is None:
+            return data
+        drift_rounds = ()
     if drift_round is not None and drift_rounds is not None:
         raise ValueError(f"drift_round must be left out with drift_rounds={drift_rounds}, got {drift_round}.")
     scheduled = drift in DRIFT_SCHEDULES
@@ -557,6 +618,8 @@ def apply_conditions(
         test=drift_test,
         arrive=arrive or 0.0,
         leave=leave or 0.0,
+        arrive_rounds=arrive_rounds,
+        leave_rounds=leave_rounds,
         seed=seed,
     )
 

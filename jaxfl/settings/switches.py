@@ -29,10 +29,13 @@ DRIFT_OPTIONS = (
     "drift_rows",
     "drift_test",
 )
+DRIFT_ROUNDS = ("drift_round", "drift_rounds", "drift_every")
 SWITCHES = (
     Switch(("attack",), "none", ("attackers", "attack_scale", "attack_target")),
     Switch(("drift",), "none", DRIFT_OPTIONS),
-    Switch(("drift_round", "drift_rounds", "drift_every"), "none", ("drift", *DRIFT_OPTIONS, "arrive", "leave")),
+    Switch(DRIFT_ROUNDS, "none", ("drift", *DRIFT_OPTIONS)),
+    *(Switch((*DRIFT_ROUNDS, f"{name}_rounds"), "none", (name,)) for name in ("arrive", "leave")),
+    *(Switch((name,), "none", (f"{name}_rounds",)) for name in ("arrive", "leave")),
     Switch(("schedule",), "constant", ("schedule_rounds", "schedule_factor")),
     Switch(("finetune",), "none", ("finetune_batch_size", "finetune_pull", "finetune_layers")),
     Switch(("noise", "epsilon"), "none", ("delta", "denominator", "floor", "accounting")),

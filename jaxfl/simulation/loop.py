@@ -329,8 +329,9 @@ def _train_program(spec: RunSpec, progresses: Sequence[Progress], called: Called
             state, made = program.advance(state, ahead)
             if made.count:
                 signals.at_stake = True
-                if (first.done + made.count,) == schedule.drift_rounds[:1] and len(arriving_clients(data[0])):
-                    state = program.add_newcomers(state)
+                done = first.done + made.count
+                if done in schedule.drift_rounds and len(arriving_clients(data[0], done)):
+                    state = program.add_newcomers(state, done)
                 saves = any(run.saves_after(first.done + made.count) for run in runs)
                 for run, part in zip(runs, program.parts(state, made), strict=True):
                     run.after_rounds(*part, saves=saves)

@@ -36,8 +36,12 @@ from jaxfl.typing import Array, Key, Params
 from jaxfl.wire.memory import WiredState
 
 
-def arriving_clients(data: FederatedData) -> np.ndarray:
-    """Returns the clients `[M]` that are absent before the drift and there from its first stage on; ascending.
+def arriving_clients(data: FederatedData, round: int | None = None) -> np.ndarray:
+    """Returns the clients `[M]` that are absent at first and there later; ascending.
+
+    Args:
+        data: the federation, with its drift.
+        round: those that arrive before this round; None is those of all rounds.
 
     >>> from jaxfl.data import load
     >>> len(arriving_clients(load("rotated-digits", drift_round=5, arrive=0.25, leave=0.1)))
@@ -45,11 +49,15 @@ def arriving_clients(data: FederatedData) -> np.ndarray:
     """
     if data.absent is None or data.drift is None:  # without a drift, no client arrives
         return np.zeros(0, int)
-    before, after, *_ = (np.asarray(one.absent) for one in data.phases)
+    if round is None:
+        return np.flatnonzero(np.asarray(data.absent))
+    before, after = (np.asarray(data.at(one).absent) for one in (round - 1, round))
     return np.flatnonzero(before & ~after)
 
 
-def add_newcomers(method: Method, key: Key, state: Any, data: FederatedData, plan: Plan) -> Any:
+def add_newcomers(
+    method: Method, key: Key, state: Any, data: FederatedData, plan: Plan, round: int | None = None
+) -> Any:
     """Returns the state with the arriving clients in clusters: by `Method.join`, or assigned like held-out clients.
 
     Methods without a rule for either leave them where they start.
@@ -60,9 +68,10 @@ def add_newcomers(method: Method, key: Key, state: Any, data: FederatedData, pla
         state: after the rounds before the drift.
         data: the federation, with its drift and arriving clients.
         plan: chunk and devices of the run.
+        round: first round of the stage in which they arrive; None is that of the first.
     """
-    before, after, *_ = data.phases
-    ids = arriving_clients(data)
+    round = data.drift_rounds[0] if round is None else round
+    before, after, ids = data.at(round - 1), data.at(round), arriving_clients(data, round)
     if method.join is not None:
         return tree.placed(method.join(key, state, after, ids.tolist())[0], plan.place)
     if method.assign is keep_clusters:
@@ -173,10 +182,10 @@ class Rounds:
         self.compile_seconds += time.perf_counter() - began
         return state
 
-    def add_newcomers(self, state: Any) -> Any:
-        """Returns the state after clients have arrived, see `add_newcomers`."""
+    def add_newcomers(self, state: Any, round: int) -> Any:
+        """Returns the state after clients have arrived before a round, see `add_newcomers`."""
         began, before = time.perf_counter(), state
-        state = add_newcomers(self._method, self._key, state, self._data, self._plan)
+        state = add_newcomers(self._method, self._key, state, self._data, self._plan, round)
         if self._method.join is not None:
             now, then = (shapes_of(self._without_host_rows(one)) for one in (state, before))
             if now != then:  # there are more slots

@@ -130,7 +130,8 @@ def test_options_are_those_of_the_skew_and_the_source(name):
         "attack_target",
     }
     own |= {"drift", "drift_change", "drift_round", "drift_rounds", "drift_share", "drift_parts", "drift_swaps"}
-    own |= {"drift_matrix", "drift_every", "drift_rows", "drift_test", "arrive", "leave"}
+    own |= {"drift_matrix", "drift_every", "drift_rows", "drift_test"}
+    own |= {"arrive", "leave", "arrive_rounds", "leave_rounds"}
     assert set(data.options(name)) == {
         *names,
         *own,

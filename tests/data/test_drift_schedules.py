@@ -144,9 +144,46 @@ def test_clients_that_arrive_and_leave_do_so_at_the_first_change():
         np.testing.assert_array_equal(few.at(round).label_maps(), data.at(round).label_maps()[[3, 17]])
 
 
+def test_clients_arrive_and_leave_in_parts_at_rounds_of_their_own():
+    moves = {"arrive": 0.3, "arrive_rounds": (2, 5), "leave": 0.2, "leave_rounds": (4, 5, 8)}
+    data, alone = loaded("recurrent", (4, 6), **moves), federations.load(NAME, **SIZES, **moves)
+    assert data.drift_rounds == (2, 4, 5, 6, 8) and alone.drift_rounds == (2, 4, 5, 8)
+    away = {0: 6, 1: 6, 2: 3, 3: 3, 4: 4, 5: 2, 6: 2, 7: 2, 8: 4, 9: 4}
+    before, still = None, loaded("recurrent", (4, 6))
+    for round, number in away.items():
+        now = data.at(round)
+        assert now.absent.sum() == number and (now.held_out == now.absent).all()
+        np.testing.assert_array_equal(now.absent, alone.at(round).absent)
+        np.testing.assert_array_equal(now.label_maps(), still.at(round).label_maps())
+        if before is not None:
+            arrived, left = before & ~now.absent, now.absent & ~before
+            assert arrived.sum() == {2: 3, 5: 3}.get(round, 0) and left.sum() == {4: 1, 5: 1, 8: 2}.get(round, 0)
+        before = now.absent
+    found = describe.describe(data).drifts
+    assert [(one["round"], one["change"], one["arrive"], one["leave"]) for one in found] == [
+        (2, 0, 3, 0),
+        (4, 20, 0, 1),
+        (5, 0, 3, 1),
+        (6, 20, 0, 0),
+        (8, 0, 0, 2),
+    ]
+    usual = loaded("recurrent", (4, 6), arrive=0.3)
+    assert digest(usual) == digest(loaded("recurrent", (4, 6), arrive=0.3, arrive_rounds=(4,)))
+    ahead = loaded("recurrent", (4, 6), arrive=0.3, arrive_rounds=(5,), drift_test="next")
+    np.testing.assert_array_equal(ahead.at(4).label_maps(), ahead.at(5).label_maps())
+    positions = np.arange(5, dtype=np.int32)
+    one, other = (batch_of(ahead.at(round).on_device(), "test", np.int32(9), positions) for round in (4, 5))
+    np.testing.assert_array_equal(one.y, other.y, err_msg="who arrives changes nobody's test rows")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"arrive_rounds": (3,)}, ("arrive", "arrive_rounds")),
+        ({"arrive": 0.2, "arrive_rounds": (3,), "leave": 0.1}, ("drift_round", "leave=0.1")),
+        ({"arrive": 0.2, "arrive_rounds": (5, 3)}, ("arrive_rounds", "5,3")),
+        ({"leave": 0.2, "leave_rounds": (0, 3)}, ("leave_rounds", "0,3")),
+        ({"leave": 0.1, "leave_rounds": (1, 2, 3)}, ("leave_rounds", 2, 3)),
         ({"drift": "recurrent", "drift_rounds": (4,)}, ("drift_rounds", "recurrent", 4)),
         ({"drift": "recurrent", "drift_round": 4}, ("drift_rounds", "recurrent", 4)),
         ({"drift": "recurrent"}, ("drift_rounds", "drift=recurrent")),

@@ -304,6 +304,29 @@ def test_rows_on_the_host_seeds_and_values_go_through_all_stages(ifca):
     assert_close(mapped.state.models, alone.state.models, "values in one program")
 
 
+def test_clients_that_arrive_one_after_another_are_let_in_when_they_do(ifca, tmp_path):
+    """Each by the rule for unseen clients, from a state of rounds in which it was not there, also after a resume."""
+    data = drift.drift(STILL, (), arrive=0.5, arrive_rounds=(2, 4), leave=0.2, leave_rounds=(3,))
+    assert [len(arriving_clients(data, round)) for round in (2, 3, 4)] == [2, 0, 2]
+    asked = []
+
+    def join(key, state, now, ids):
+        asked.append((int(state.round), [*ids]))
+        assert not np.asarray(now.absent)[ids].any()
+        return state, None
+
+    options = OPTIONS | {"rounds": 6, "eval_every": 1}
+    whole = jaxfl.run(ifca._replace(join=join), data, **options)
+    assert asked == [(round, arriving_clients(data, round).tolist()) for round in (2, 4)]
+    there = [int((~np.asarray(data.at(done).absent)).sum()) for done in range(1, 7)]
+    assert [record["round"] for record in whole.history] == [1, 2, 3, 4, 5, 6]
+    assert there == [4, 6, 4, 6, 6, 6]
+    kept = {"checkpoint_dir": tmp_path, "checkpoint_every": 1}
+    jaxfl.run(ifca, data, callbacks=[lambda event: event.round >= 3], **options, **kept)
+    resumed = jaxfl.run(ifca, data, resume=True, **options, **kept)
+    assert_equal(resumed.state, jaxfl.run(ifca, data, **options).state, "resumed between two arrivals")
+
+
 def test_several_changes_are_before_the_last_round_and_the_schedule_looks_around_them(ifca):
     with pytest.raises(ValueError, match=mentions("drift_rounds", 5)):
         jaxfl.run(ifca, BACK, rounds=5, **OPTIONS)
