@@ -297,7 +297,7 @@ class InvertedBlock(nn.Module):
 
 
 class MobileNetV2(nn.Module):
-    """MobileNetV2: 17 inverted residual blocks, batch normalisation, the mean over all places, a dense layer.
+    """MobileNetV2: 17 inverted residual blocks with normalisation, the mean over all places, a dense layer.
 
     2,236,682 parameters for ten classes, 3,504,872 for 1,000 as torchvision's. With the stem for CIFAR's 32x32 images
     the first convolution and the first stage of stride 2 have stride 1.
@@ -307,6 +307,8 @@ class MobileNetV2(nn.Module):
         width: of all layers, in those of the paper: 0.5 is a network of a third of the parameters.
         stem: "cifar" or "torchvision".
         dropout: rate in front of the dense layer in training.
+        norm: normalisation, "batch" with running averages or "group".
+        groups: of channels, for norm="group"; 8 is a multiple, as every number of channels is of 8.
 
     Reference: Sandler et al., "MobileNetV2: inverted residuals and linear bottlenecks", 2018.
     """
@@ -315,10 +317,18 @@ class MobileNetV2(nn.Module):
     width: float = 1.0
     stem: Stem = "cifar"
     dropout: float = 0.2
+    norm: Norm = "batch"
+    groups: int = 8
 
     def __post_init__(self):
         check_word("stem", self.stem, ("cifar", "torchvision"))
         check_rates("dropout", self.dropout)
+        check_word("norm", self.norm, ("batch", "group"))
+        check_sizes("groups", self.groups)
+        if self.norm == "group" and 8 % self.groups:
+            raise ValueError(
+                f"groups must divide 8, of which all channels are multiples, got {self.groups}; 8 is usual."
+            )
         if not self.width > 0:
             raise ValueError(f"width must be above 0, got {self.width}; 1.0 is the paper's.")
         super().__post_init__()
@@ -326,7 +336,7 @@ class MobileNetV2(nn.Module):
     @nn.compact
     def __call__(self, inputs: Array, mask: Array | None = None, train: bool = False) -> Array:
         """Returns logits; with `train` and a dropout rate needs `rngs={"dropout": key}`; see `ResNet18` for `mask`."""
-        normalise = Normalise("batch", 1, train, mask)
+        normalise = Normalise(self.norm, self.groups, train, mask)
 
         def layer(images: Array, channels: int, side: int, stride: int, name: str) -> Array:
             outputs = _conv(images, channels, side, stride, f"{name}.0")

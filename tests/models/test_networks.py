@@ -76,6 +76,7 @@ OF_CODES = [
     ("resnet18-tv", {}, (64, 64, 3), 200, 11_279_112),
     ("resnet18-tv", {}, (224, 224, 3), 1000, 11_689_512),
     ("mobilenetv2", {}, (32, 32, 3), 10, 3_504_872 - 1281 * 990),
+    ("mobilenetv2", {"norm": "group"}, (32, 32, 3), 10, 3_504_872 - 1281 * 990),
     ("mobilenetv2", {"stem": "torchvision"}, (224, 224, 3), 1000, 3_504_872),
     ("vit", {}, (32, 32, 3), 10, 1_205_898),
     ("vit", {"width": 192, "heads": 3, "layers": 12, "patch": 16}, (224, 224, 3), 1000, 5_717_416),
@@ -103,7 +104,7 @@ def test_parameter_count_is_that_of_the_code(name, options, shape, classes, coun
     model = models.create(name, classes, **options)
     variables = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, *shape)))
     assert sum(leaf.size for leaf in jax.tree.leaves(variables["params"])) == count
-    assert ("batch_stats" in variables) == (name in AVERAGED)
+    assert ("batch_stats" in variables) == (name in AVERAGED and options.get("norm") != "group")
     logits = jax.eval_shape(model.apply, variables, jax.ShapeDtypeStruct((5, *shape), jnp.uint8))
     assert (logits.shape, logits.dtype) == ((5, classes), jnp.float32)
 
@@ -235,6 +236,7 @@ def test_stocfl_femnist_weights_start_xavier_uniform(key):
         (("resnet9", 10), {"norm": "layer"}, ("norm", "layer", "group")),
         (("clove-cifar", 10), {"norm": "group", "width": 48}, ("groups", 48, 32)),
         (("mobilenetv2", 10), {"width": 0.0}, ("width", 0.0)),
+        (("mobilenetv2", 10), {"norm": "group", "groups": 16}, ("groups", 16, 8)),
         (("vit", 10), {"heads": 3}, ("width", 128, "heads=3")),
         (("pfllib-cnn", 10), {"hidden": 0}, ("hidden", 0)),
         (("textcnn", 4), {"lengths": (3, 0)}, ("lengths", "(3, 0)")),

@@ -12,6 +12,7 @@ import jaxfl
 from jaxfl import load, schema, tree
 from jaxfl.cli.app import app
 from jaxfl.data.digest import digest
+from jaxfl.models.weights import save_weights
 from jaxfl.settings import federations, optimizers, options, tasks, user_code
 from tests.messages import mentions
 
@@ -290,6 +291,21 @@ def test_the_options_of_any_function_are_read():
 
     (option,) = schema.parameter_options(strange).values()
     assert (option.name, option.default) == ("known", 1)
+
+
+def test_weights_start_a_network_of_a_file(mine):
+    data = jaxfl.data.load("rotated-digits", num_clients=4, rows_per_client=20)
+    drawn = options.build(options.route("fedavg", "rotated-digits", ["model=mine.py:Net"]), data).task.init
+    model = drawn(jax.random.key(7))
+    save_weights(mine / "w.safetensors", model)
+    started = options.route("fedavg", "rotated-digits", ["model=mine.py:Net", "weights=w.safetensors"])
+    for key in map(jax.random.key, range(2)):
+        found = options.build(started, data).task.init(key)
+        for one, other in zip(*map(jax.tree.leaves, (found, model)), strict=True):
+            np.testing.assert_array_equal(one, other)
+    wider = options.route("fedavg", "rotated-digits", ["model=mine.py:Net", "width=9", "weights=w.safetensors"])
+    with pytest.raises(ValueError, match=mentions("Dense_0/kernel", "float32[9, 10]", "float32[8, 10]")):
+        options.build(wider, data)
 
 
 def test_a_head_that_is_not_the_last_layer(mine):

@@ -13,6 +13,7 @@ from jaxfl.client.fast import coordinates
 from jaxfl.client.part import train_part
 from jaxfl.client.training import local_train
 from jaxfl.methods.parts import heads
+from jaxfl.methods.parts.vectors import last_layer
 from jaxfl.tasks import Task
 from jaxfl.testing.small import linear_task
 from tests import problems
@@ -52,6 +53,31 @@ def networks():
         "regression": (jaxfl.models.Logistic(num_classes=10), 64),
         "own": (Other(), 6),
     }
+
+
+class HeadFirst(nn.Module):
+    """Creates its head before the layer below it."""
+
+    @nn.compact
+    def __call__(self, x):
+        head = nn.Dense(10, name="head")
+        if self.is_initializing():
+            head(jnp.zeros((1, 6)))
+        return head(nn.relu(nn.Dense(6, name="stem")(x.reshape(len(x), -1))))
+
+
+def test_a_task_says_which_layer_is_the_head(data):
+    task = jaxfl.classification(HeadFirst(), data)
+    with pytest.raises(ValueError, match=mentions("stem/kernel", "fedproto")):
+        heads.find_head(task, "fedproto")
+    assert heads.find_head(jaxfl.with_head(task, "head"), "fedproto")[:3] == ("head/kernel", "head/bias", 6)
+    with pytest.raises(ValueError, match=mentions("stem/kernel", "fedproto")):
+        heads.find_head(jaxfl.with_head(task, "stem"), "fedproto")
+    chosen = last_layer(jaxfl.with_head(task, "head"))
+    assert tree.names(tree.partition(jax.eval_shape(task.init, jax.random.key(0)), chosen)[0]) == [
+        "head/bias",
+        "head/kernel",
+    ]
 
 
 @pytest.mark.parametrize("name", networks())
