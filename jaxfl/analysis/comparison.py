@@ -159,6 +159,7 @@ WIRED_ENTRY = "smallest_sum"  # of histories of wired runs alone, in whose table
 ASSUMED = "poisson-assumed"  # `sampling` in a summary whose epsilon assumes it
 BEST_COLUMNS = (*METRIC_COLUMNS, "ARI")  # columns in which the best mean is marked
 PERCENT_METRICS = ("accuracy", "f1")  # metrics that are shown in percent
+SCORE_END = " accuracy"  # ends an entry of summaries alone: a score of a whole run, see `jaxfl.protocols.scores`
 TUNED = "finetuned_"  # begins the metrics of fine-tuned models
 COST_COLUMNS = {"rounds": ("round",), "bytes": ("bytes_up", "bytes_down")}  # columns of the history, summed
 BYTE_UNITS = {"bytes": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
@@ -835,7 +836,8 @@ def _comparison_of(
             reached.append(best(_entry_values(counted_records(run), line.metric), default=None))
     for name, one in zip(asked, lines, strict=True):
         same = [run for line in lines if line.metric == one.metric for run in line.runs.values()]
-        if not any(_entry_values(run.history, one.metric) for run in same):
+        of_a_run = one.metric.endswith(SCORE_END)
+        if not any(_entry_values([run.summary] if of_a_run else run.history, one.metric) for run in same):
             records = [record for run in runs for record in run.history]
             numbers = sorted(
                 {key for record in records for key, value in record.items() if isinstance(value, int | float)}

@@ -85,6 +85,12 @@ Clone = Annotated[
     Path | None,
     typer.Option("--experiments", help="Clone of the repository. Default the one that is installed.", metavar="DIR"),
 ]
+ScoreName = Annotated[
+    str | None,
+    typer.Option(
+        help="Score of publications, such as macro-best or shared-last, see jaxfl.protocols.scores.", metavar="NAME"
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results, warnings and errors only.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -212,6 +218,7 @@ def run_command(
         typer.Option("--pictures/--no-pictures", help="Draw convergence.png and clusters.png into the run's folder."),
     ] = True,
     quiet: Quiet = False,
+    score: ScoreName = None,
     processes: Annotated[
         str | None,
         typer.Option(
@@ -265,6 +272,7 @@ def run_command(
             html=html,
             pictures=pictures,
             quiet=quiet,
+            score=score,
         )
         if status:
             raise typer.Exit(status)
@@ -320,6 +328,7 @@ def sweep_command(
     ] = False,
     jobs: ProcessCount = "auto",
     quiet: Quiet = False,
+    score: ScoreName = None,
 ) -> None:
     """Train several methods with several values of options and several seeds, and compare them.
 
@@ -334,7 +343,7 @@ def sweep_command(
         given = {"data": data, "seeds": seeds, "rounds": rounds, "cohort": cohort}
         given |= {"eval_every": eval_every, "checkpoint_every": checkpoint_every}
         given |= {"log": ",".join(log or ()) or None, "stop_early": stop_early, "time_limit": time_limit}
-        status = sweep(methods, given, items or (), data_dir, out, quiet, html, pictures, jobs)
+        status = sweep(methods, given, items or (), data_dir, out, quiet, html, pictures, jobs, score)
     if status:
         raise typer.Exit(status)
 
@@ -410,6 +419,7 @@ def compare_command(
     replace: Annotated[
         bool, typer.Option("--replace", help="Replace files that an earlier comparison has written, edited ones too.")
     ] = False,
+    score: ScoreName = None,
 ) -> None:
     """Compare finished runs: mean and standard deviation over seeds, paired differences, cost.
 
@@ -420,7 +430,9 @@ def compare_command(
         from jaxfl.cli.compare import compare_runs
 
         files = {"markdown": markdown, "latex": latex, "csv": csv}
-        compare_runs(folders, metric or (), target, files, plot, html, label or (), columns, by, replace=replace)
+        compare_runs(
+            folders, metric or (), target, files, plot, html, label or (), columns, by, replace=replace, score=score
+        )
 
 
 @app.command("methods")

@@ -22,6 +22,7 @@ from jaxfl.jobs.job import DPI
 from jaxfl.jobs.loaded import written_job
 from jaxfl.plots import style
 from jaxfl.plots.curves import curves
+from jaxfl.protocols import scores
 from jaxfl.schema import check_name
 from jaxfl.simulation.records.identity import FINGERPRINT
 
@@ -239,6 +240,7 @@ def compare_runs(
     by: str | None = None,
     *,
     replace: bool = False,
+    score: str | None = None,
 ) -> None:
     """Prints the table of some runs, and writes it, a picture and a page.
 
@@ -253,6 +255,7 @@ def compare_runs(
         columns: of the table, `NAME,NAME,...`; None shows all.
         by: `"data"` writes a column for each federation; None a row for each setting.
         replace: whether files that an earlier comparison has written are replaced.
+        score: of `jaxfl.protocols.scores.SCORES`, by which all rows are compared; None takes `metrics`.
 
     Raises:
         ValueError: a file cannot be written, is another one, or is of two of them; or as `finished.read_runs`,
@@ -267,6 +270,11 @@ def compare_runs(
                 f"--target is of rounds and bytes, which --by data writes with --csv and --html alone, got {target:g}; "
                 "add one of them, or leave --target out."
             )
+    if score is not None:
+        check_name("score", score, scores.SCORES)
+        for option, given in {"metric": metrics, "plot": plot}.items():
+            if given:
+                raise ValueError(f"--{option} is of a metric of each round, got {given} with --score; leave one out.")
     asked: dict[Path, str] = {}
     for option, path in {**files, "plot": plot, "html": html}.items():
         if path is None:
@@ -279,7 +287,8 @@ def compare_runs(
         raise ValueError(
             f"--plot must end with {', '.join(PICTURE_SUFFIXES)}, got {str(plot)!r}; write --plot curves.png."
         )
-    found = print_comparison(folders, metrics, target, html, labels, columns, by_data=by == "data")
+    by_data = by == "data"
+    found = print_comparison(folders, metrics, target, html, labels, columns, by_data=by_data, score=score)
     texts = {"markdown": found.to_markdown, "latex": found.to_latex, "csv": found.to_csv}
     for form, path in files.items():
         if path is not None:
@@ -299,9 +308,12 @@ def print_comparison(
     columns: str | None = None,
     *,
     by_data: bool = False,
+    score: str | None = None,
 ) -> AnyComparison:
     """Prints the table of the finished runs in some folders, writes a page of them if asked, returns the comparison."""
     settings, unfinished = finished.read_runs(folders, by_data=by_data)
+    if score is not None:
+        metrics = [_add_scores(settings, score)]
     names = row_labels(list(settings), labels)
     given = dict(zip(names, row_metrics(list(settings), metrics), strict=True))
     metric = {name: one for name, one in given.items() if one is not None}
@@ -320,6 +332,22 @@ def print_comparison(
     for note in run_notes(found, unfinished):
         stderr().print(f"note: {note}", soft_wrap=True)
     return found
+
+
+def _add_scores(settings: RunsBySetting, score: str) -> str:
+    """Adds a score to the summaries of runs, in memory; returns the name of the entry.
+
+    Raises:
+        ValueError: a run has no such score.
+    """
+    entry = scores.score_entry(score)
+    for run in (run for runs in settings.values() for run in runs):
+        run.summary[entry] = value = scores.score(score, run.history)
+        if value is None:
+            missing = scores.missing_options(score, run.summary.get("options", {}))
+            why = f"it was made without {' and '.join(missing)}" if missing else "its history has not what it needs"
+            raise ValueError(f"score must be one that all runs have, got {score}, which {run.path} has not: {why}.")
+    return entry
 
 
 def row_labels(rows: Sequence[str], labels: Sequence[str]) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxfl.analysis.comparison import mean_cell
 from jaxfl.cli import run_page, tables
 from jaxfl.cli.signals import TRY_AGAIN
 from jaxfl.cli.tables.console import print_parts, print_table, progress_message, stderr, stdout
@@ -17,6 +18,8 @@ from jaxfl.files import is_missing
 from jaxfl.host.text import printable
 from jaxfl.jobs import job
 from jaxfl.jobs.job import Job, add_saved_summaries, summarise_seeds
+from jaxfl.protocols.scores import check_score, score_entry
+from jaxfl.protocols.scores import score as score_of
 from jaxfl.random import check_seed_or_seeds
 from jaxfl.sampling import cohort_size
 from jaxfl.schema import REQUIRED, Option, check_name, quoted
@@ -64,6 +67,7 @@ def run(
     html: bool,
     pictures: bool,
     quiet: bool,
+    score: str | None = None,
 ) -> int:
     """Runs a method with one or several seeds and prints the results; returns the exit status.
 
@@ -86,6 +90,7 @@ def run(
         html: whether a page is written into the folder of each run.
         pictures: whether pictures are drawn into the folder of each run.
         quiet: whether progress and notes are left out.
+        score: of `jaxfl.protocols.scores.SCORES`, which is printed too, or None.
 
     Returns:
         0, or 1 if a run has diverged; 75 if one in a folder has used up its time, which the same command continues.
@@ -97,6 +102,7 @@ def run(
     if html and not pictures:
         raise ValueError("pictures must be drawn for the page of --html, got --no-pictures; leave one of them out.")
     settings = options.route(method, data, items)
+    check_score(score, settings.complete())
     rounds, share = rounds_and_cohort(data, rounds, cohort)
     check_seed_or_seeds(seed, seeds)
     beside = ((LOG,) if "csv" in log else ()) + (run_page.FILES if html else ())
@@ -111,8 +117,8 @@ def run(
         job.check(jobs[0])
     limit = None if time_limit is None else TimeLimit(parse_duration(time_limit))
     callbacks = callback_factory(log, stop_early, [] if limit is None else [limit], jobs)
-    summaries = run_jobs(jobs, several=several, quiet=quiet, make_callbacks=callbacks, html=html)
-    print_results(jobs, summaries, out, several=several, quiet=quiet, html=html)
+    summaries = run_jobs(jobs, several=several, quiet=quiet, make_callbacks=callbacks, html=html, score=score)
+    print_results(jobs, summaries, out, several=several, quiet=quiet, html=html, score=score)
     if limit is not None and limit.reached and out is not None:
         return TRY_AGAIN
     return int(None in summaries)
@@ -227,6 +233,7 @@ def run_jobs(
     make_callbacks: CallbackFactory | None = None,
     html: bool = False,
     shared: list[job.Tools] | None = None,
+    score: str | None = None,
 ) -> list[dict[str, Any] | None]:
     """Runs jobs that differ in their seed only, several in one program where that is fast and their data allow it.
 
@@ -237,6 +244,7 @@ def run_jobs(
         make_callbacks: creates the callbacks of the jobs of one program, beside the progress bar.
         html: whether a page is written into the folder of each job.
         shared: the tools of other seeds' runs, or an empty list, which is updated in place; None shares none.
+        score: that the summaries that are returned have, too, or None.
 
     Returns:
         The summary of each job, None if the run has diverged, which is printed. States and data are freed after each
@@ -255,11 +263,11 @@ def run_jobs(
         data = [_load_federation(one, quiet) for one in group]
         same = share_equal_arrays(data) if len(group) > 1 and not group[0].of_its_data else None
         if same is not None:
-            summaries += _run_program(group, same, f"{len(group)} seeds", shared, quiet, make_callbacks, html)
+            summaries += _run_program(group, same, f"{len(group)} seeds", shared, quiet, make_callbacks, html, score)
             continue
         for one in group:
             label = f"seed {one.seed}" if several else ""
-            summaries += _run_program([one], [data.pop(0)], label, shared, quiet, make_callbacks, html)
+            summaries += _run_program([one], [data.pop(0)], label, shared, quiet, make_callbacks, html, score)
     return summaries
 
 
@@ -284,6 +292,7 @@ def _run_program(
     quiet: bool,
     make_callbacks: CallbackFactory | None,
     html: bool,
+    score: str | None,
 ) -> list[dict[str, Any] | None]:
     """Runs jobs in one program, under a progress bar; returns their summaries, None for a run that has diverged.
 
@@ -295,6 +304,7 @@ def _run_program(
         quiet: whether progress and notes are left out.
         make_callbacks: creates the callbacks beside the bar.
         html: whether a page is written for each job.
+        score: that the summaries have, too, or None.
     """
     _stop_if_signalled()
     console, first = stderr(quiet=quiet), jobs[0]
@@ -324,10 +334,14 @@ def _run_program(
             _complete_log(outcome, one)
             if html:
                 run_page.write_run_page(outcome, one)
-    return [
+    summaries = [
         _report_outcome(outcome, one, label if len(jobs) == 1 else f"seed {one.seed}", quiet)
         for one, outcome in zip(jobs, outcomes, strict=True)
     ]
+    for summary, outcome in zip(summaries, outcomes, strict=True) if score is not None else ():
+        if summary is not None:
+            summary[score_entry(score)] = score_of(score, outcome.history)
+    return summaries
 
 
 def _complete_log(result: Result, one: job.Job) -> None:
@@ -433,6 +447,7 @@ def print_results(
     several: bool,
     quiet: bool,
     html: bool,
+    score: str | None = None,
 ) -> None:
     """Prints the table of the results, and the paths of pictures and pages.
 
@@ -443,6 +458,7 @@ def print_results(
         several: whether `--seeds` was given.
         quiet: whether the paths are left out.
         html: whether pages were written.
+        score: that is printed too, or None.
     """
     if finished := [summary for summary in summaries if summary is not None]:
         finished = add_saved_summaries(jobs, finished) if several else finished
@@ -451,6 +467,8 @@ def print_results(
         print_table(stdout(), head, rows, named=several)
         if caption:
             print_parts(stdout(), caption)
+        if score is not None:
+            print_parts(stdout(), _score_line(score, finished))
         print_parts(stdout(), *tables.privacy_lines(finished), *tables.shortfall_lines(finished))
     for one, summary in zip(jobs, summaries, strict=True):
         if one.out is not None and summary is not None and not quiet:
@@ -458,6 +476,19 @@ def print_results(
                 print_parts(stdout(), f"pictures: {' and '.join(str(one.out / name) for name in job.PICTURES)}")
             if html:
                 print_parts(stdout(), f"page: {one.out / run_page.PAGE}")
+
+
+def _score_line(score: str, summaries: Sequence[dict[str, Any]]) -> str:
+    """Returns a line with a score in percent: mean and deviation of several runs, or why there is none.
+
+    >>> _score_line("macro-best", [{"macro-best accuracy": 0.5}, {"macro-best accuracy": 0.75}, {}])
+    'macro-best: 62.50 ± 17.68 % (2 seeds)'
+    """
+    values = [value for one in summaries if (value := one.get(score_entry(score))) is not None]
+    if not values:
+        return f"{score}: the run has no such score"
+    several = f" ({len(values)} seeds)" if len(values) > 1 else ""
+    return f"{score}: {mean_cell([100 * value for value in values], 2, spread=True)} %{several}"
 
 
 def parse_seeds(text: str) -> list[int]:

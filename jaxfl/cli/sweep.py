@@ -31,6 +31,7 @@ from jaxfl.cli.tables.console import print_parts, stderr, stdout
 from jaxfl.data.bounded import check_nesting, check_regular
 from jaxfl.files import check_output, copy_path, is_missing, signature
 from jaxfl.jobs import job
+from jaxfl.protocols.scores import check_score
 from jaxfl.schema import REQUIRED, Option, did_you_mean, quoted
 from jaxfl.settings import methods as known
 from jaxfl.settings import models, optimizers, options, tasks
@@ -354,6 +355,7 @@ def sweep(
     html: bool = False,
     pictures: bool = False,
     jobs: str = "1",
+    score: str | None = None,
 ) -> int:
     """Runs what is missing of a sweep and prints the comparison.
 
@@ -367,6 +369,7 @@ def sweep(
         html: whether a page of all runs is written into `out`, and one of each run into its folder.
         pictures: whether pictures are drawn into the folder of each run, as they are for a page.
         jobs: processes that make runs side by side: a number, or "auto", see `jaxfl.cli.workers`.
+        score: of `jaxfl.protocols.scores.SCORES`, by which the settings are compared; None takes the main metric.
 
     Returns:
         The exit status: 0 if all runs are finished, 75 if the time was over before, else 1.
@@ -386,6 +389,8 @@ def sweep(
     if (limit := read_arguments(arguments)[0].get("time_limit")) is not None:
         arguments["until"] = time.monotonic() + parse_duration(limit)
     settings = jobs_of(arguments)
+    for runs in settings.values():
+        check_score(score, runs[0].settings.complete())
     making = making_of(arguments, settings, quiet=quiet)
     if html and out.is_dir():
         check_output(out / PAGE, "--html", signature(COMMAND))
@@ -412,7 +417,7 @@ def sweep(
         if name in missing or not _has_spread(runs):
             _write_spread(runs)
     if finished := [_setting_folder(runs) for runs in settings.values() if any(one.done() for one in runs)]:
-        print_comparison(finished, html=out / PAGE if html else None)
+        print_comparison(finished, html=out / PAGE if html else None, score=score)
         if html and not quiet:
             print_parts(stdout(), f"page: {out / PAGE}")
     runs = [one for some in settings.values() for one in some]

@@ -24,6 +24,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxfl.schema import check_name
+from jaxfl.simulation.evaluation.test_sets import parse_test_sets
 from jaxfl.simulation.records.history import History
 
 LAST = 10  # evaluations of `micro-last10`
@@ -54,6 +56,39 @@ def score(name: str, records: Records) -> float | None:
         return SCORES[name](records)
     except (KeyError, IndexError, TypeError, AttributeError):  # without the metric, or of a run that was not evaluated
         return None
+
+
+def score_entry(name: str) -> str:
+    """Returns what a score is called in tables and in the summary of several seeds; it is shown in percent."""
+    return f"{name} accuracy"
+
+
+def missing_options(name: str, config: Mapping[str, Any]) -> list[str]:
+    """Returns options, as `--set` takes them, that a run needs to have a score and does not have.
+
+    Args:
+        name: of the score.
+        config: the values of the run's options by `owner.name`.
+
+    Raises:
+        ValueError: there is no such score.
+
+    >>> missing_options("macro-valbest", {"data.validation": 0.1, "run.clients_history": False})
+    ['clients_history=true']
+    """
+    check_name("score", name, SCORES)
+    found = []
+    for option, value in NEEDS.get(name, {}).items():
+        given, is_set = config.get(option), option.endswith("test_sets")
+        if not (value in parse_test_sets(given) if is_set else given):
+            found.append(f"{option.partition('.')[2]}={value}")
+    return found
+
+
+def check_score(name: str | None, config: Mapping[str, Any]) -> None:
+    """Raises ValueError if there is no such score, or a run with these options has none; arguments as above."""
+    if name is not None and (missing := missing_options(name, config)):
+        raise ValueError(f"score {name} needs {' and '.join(missing)}; add --set {' --set '.join(missing)}.")
 
 
 def values_of(records: Records, metric: str) -> list[float]:
