@@ -11,6 +11,7 @@ from jaxfl.analysis.layer_profile import LayerProfile, layer_profile
 from jaxfl.analysis.local_sketches import ClientSimilarity, Sketches, client_similarity, local_sketches
 from jaxfl.analysis.membership import Membership, MembershipRisk, membership
 from jaxfl.analysis.thresholds import threshold_sweep
+from jaxfl.client.steps import Steps
 from jaxfl.cohort import Plan
 from jaxfl.jobs.job import run_named
 from jaxfl.jobs.loaded import LoadedRun, load
@@ -67,6 +68,7 @@ __all__ = [
     "Privacy",
     "Result",
     "Sketches",
+    "Steps",
     "Task",
     "audit_canaries",
     "augmented",

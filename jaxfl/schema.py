@@ -59,6 +59,7 @@ MAKERS = {
     "GradientTransformation": "optax.sgd(0.1) is one",
     "Method": "jaxfl.methods.fedavg(task, optax.sgd(0.1)) is one",
     "Metrics": "jaxfl.Metrics(counts, values) makes one",
+    "Steps": "jaxfl.Steps(20) is one",
     "FineTune": "jaxfl.FineTune(optax.sgd(0.1), epochs=1) is one",
     "FederatedData": "jaxfl.data.load and jaxfl.data.federate make one",
     "Module": "jaxfl.models.MLP(num_classes=10) is one, and so is any flax.linen module",
@@ -349,8 +350,11 @@ def describe(hint: Any) -> str:
 
     >>> describe(Literal["single", "complete", "average"] | None)
     '"single", "complete", "average" or none'
+    >>> describe(int | float | None)
+    'a number or none'
     """
     parts = sorted(union_members(hint), key=lambda part: get_origin(part) not in (None, Literal))  # lists at the end
+    parts = [part for part in parts if part is not int or float not in parts]  # every number may be whole
     return join_with_or([noun for part in parts for noun in _nouns(part)])
 
 

@@ -193,7 +193,7 @@ def test_those_who_fail_are_those_who_would_be_late(share, key):
     np.testing.assert_array_equal(ids, plain)
 
     def epochs_of(round, client):
-        return conduct.epoch_count(key_for(key, Stream.BATCHES, round, client), data, 5)
+        return conduct.training_length(key_for(key, Stream.BATCHES, round, client), data, 5)
 
     epochs = jax.jit(jax.vmap(jax.vmap(epochs_of, (None, 0))))(np.arange(len(ids)), ids)
     np.testing.assert_array_equal(mask, np.asarray(epochs) == 5)

@@ -20,6 +20,7 @@ import numpy as np
 import optax
 
 from jaxfl import engine, tree
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import Train, local_train
 from jaxfl.clustering import gaps as gap_of
 from jaxfl.clustering.distances import cosine, l2
@@ -103,7 +104,7 @@ def layer_profile(
     optimizer: optax.GradientTransformation,
     *,
     rounds: int = 30,
-    local_epochs: int = 1,
+    local_epochs: Epochs = 1,
     batch_size: int | None = 50,
     weighting: aggregate.Weighting = "rows",
     distances: Sequence[Distance] = DISTANCES,

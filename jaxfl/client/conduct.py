@@ -21,12 +21,21 @@ def is_late(key: Key, share: Array | float) -> Array:
     return jax.random.uniform(key_for(key, Stream.STRAGGLE), (), jnp.float32) < share
 
 
-def epoch_count(key: Key, data: FederatedData, local_epochs: int) -> int | Array:
-    """Returns the number of a client's local epochs: `local_epochs` without stragglers, else an array `[]` int32."""
+def training_length(key: Key, data: FederatedData, full: int | Array) -> int | Array:
+    """Returns a client's number of local epochs or steps: `full` without stragglers, else an array `[]` int32.
+
+    A straggler makes from 1 to `full` - 1 of them, each number with equal probability, and at least one.
+
+    Args:
+        key: the client's of this round.
+        data: the federation.
+        full: the number without stragglers.
+    """
     if data.stragglers is None:
-        return local_epochs
-    fewer = jax.random.randint(key_for(key, Stream.STRAGGLE, 1), (), 1, max(local_epochs, 2), jnp.int32)
-    return jnp.where(is_late(key, data.stragglers), fewer, jnp.int32(local_epochs))
+        return full
+    most = max(full, 2) if isinstance(full, int) else jnp.maximum(full, 2)
+    fewer = jax.random.randint(key_for(key, Stream.STRAGGLE, 1), (), 1, most, jnp.int32)
+    return jnp.where(is_late(key, data.stragglers), fewer, jnp.int32(full))
 
 
 def without_conditions(data: FederatedData) -> FederatedData:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import optax
 
 from jaxfl import tree
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import Train, local_train
 from jaxfl.data.clients import FederatedData
 from jaxfl.tasks import Task
@@ -21,7 +22,7 @@ def train_part(
     optimizer: optax.GradientTransformation,
     chosen: Params,
     *,
-    local_epochs: int,
+    local_epochs: Epochs,
     batch_size: int | None,
 ) -> Train:
     """Returns `local_train` of some leaves of the model.

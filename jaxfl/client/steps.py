@@ -1,10 +1,13 @@
-"""The number of a client's local steps in a round, and their displacement along a constant gradient.
+"""The length of a client's training in a round, in epochs or steps, and the displacement of its steps.
 
 The change of a model divided by its displacement is a mean of the gradients met on the way: what FedNova averages, and
 what SCAFFOLD keeps of a client.
 """
 
+import math
 from collections.abc import Callable
+from fractions import Fraction
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,34 +17,100 @@ from jaxfl.client import conduct
 from jaxfl.client.corrections import proximal_pull
 from jaxfl.client.fast.optimizer_programs import OptimizerProgram
 from jaxfl.data.clients import FederatedData
+from jaxfl.schema import check_type
 from jaxfl.tasks import Task, without_averages
 from jaxfl.typing import Array, Key, Params
 
 Displacement = Callable[[Array, Array | None], Params]
 
 
-def step_count(key: Key, data: FederatedData, client: Array, local_epochs: int, batch_size: int | None) -> Array:
+class Steps(NamedTuple):
+    """A number of optimiser steps of each client in a round, given as `local_epochs=Steps(20)` of any method.
+
+    The steps take mini-batches of the same shuffled passes as epochs do, and go on in a new pass where a client's rows
+    are used up: Steps(20) with batches of 10 are two epochs of a client with 100 rows, and half an epoch of one with
+    400. A step of `batch_size=None` takes all rows, so that there it is an epoch. A client without rows makes no step.
+
+    Attributes:
+        number: of steps, the same for all clients; a straggler makes fewer.
+    """
+
+    number: int
+
+
+Epochs = int | float | Steps  # of local training; half an epoch is 0.5
+
+
+def check_epochs(local_epochs: Epochs, batch_size: int | None) -> None:
+    """Raises TypeError or ValueError if `local_epochs` is no length of a training, or not with this batch size."""
+    check_type("local_epochs", local_epochs, Epochs)
+    number = local_epochs.number if isinstance(local_epochs, Steps) else local_epochs
+    name, least = ("local_epochs", "above 0") if number is local_epochs else ("local_steps", "at least 1")
+    check_type(name, number, int if name == "local_steps" else float)
+    if not number > 0:
+        raise ValueError(f"{name} must be {least}, got {number}; 5 is usual.")
+    if number >= 2**31:
+        raise ValueError(f"{name} must be below 2^31, got {number}; 5 is usual.")
+    if batch_size is None and number != int(number):
+        raise ValueError(
+            f"local_epochs must be whole with batch_size=None, whose step takes all rows, got {number}; give a batch "
+            "size."
+        )
+
+
+def whole_epochs(local_epochs: Epochs, batch_size: int | None) -> int | None:
+    """Returns the number of epochs of all clients; None where it is none, or not the same for all.
+
+    >>> whole_epochs(2, 10), whole_epochs(0.5, 10), whole_epochs(Steps(3), 10), whole_epochs(Steps(3), None)
+    (2, None, None, 3)
+    """
+    if isinstance(local_epochs, Steps):
+        return local_epochs.number if batch_size is None else None
+    return int(local_epochs) if local_epochs == int(local_epochs) else None
+
+
+def step_count(key: Key, data: FederatedData, client: Array, local_epochs: Epochs, batch_size: int | None) -> Array:
     """Returns the number of steps of a client's local training `[]` int32, a straggler's too; 0 without rows.
 
     Args:
         key: the client's of this round, the one that it trains with.
         data: the federation.
         client: its id `[]`.
-        local_epochs: E.
+        local_epochs: E, or `Steps`; a part of an epoch is rounded up to whole steps.
         batch_size: B; None takes all rows at once, one step an epoch.
 
     >>> from jaxfl.data import synthetic
     >>> data = synthetic.clustered_linear(num_clients=4, num_groups=2, rows=5)
     >>> [int(step_count(jax.random.key(0), data, jnp.int32(0), 3, size)) for size in (None, 2)]
     [3, 9]
+    >>> [int(step_count(jax.random.key(0), data, jnp.int32(0), epochs, 2)) for epochs in (0.5, Steps(4))]
+    [2, 4]
     """
     return jnp.asarray(trip_count(key, data, client, local_epochs, batch_size), jnp.int32)
 
 
-def trip_count(key: Key, data: FederatedData, client: Array, local_epochs: int, batch_size: int | None) -> int | Array:
+def trip_count(
+    key: Key, data: FederatedData, client: Array, local_epochs: Epochs, batch_size: int | None
+) -> int | Array:
     """Returns `step_count`, as a Python number where all clients make as many."""
     in_one = max(data.train.max_size, 1) if batch_size is None else min(batch_size, max(data.train.max_size, 1))
-    return -(-row_count(data, client) // in_one) * conduct.epoch_count(key, data, local_epochs)
+    of_epoch = -(-row_count(data, client) // in_one)
+    if (epochs := whole_epochs(local_epochs, batch_size)) is not None:
+        return of_epoch * conduct.training_length(key, data, epochs)
+    if isinstance(local_epochs, Steps):
+        full = local_epochs.number if isinstance(of_epoch, int) else jnp.int32(local_epochs.number)
+    else:  # in whole numbers: 0.1 of 30 steps are 3, where the product of floats is more
+        share = Fraction(float(local_epochs)).limit_denominator(1000) or Fraction(1, 1000)
+        full = -(-of_epoch * share.numerator // share.denominator)
+    steps = conduct.training_length(key, data, full)
+    if isinstance(of_epoch, int):
+        return steps if of_epoch else 0
+    return jnp.where(of_epoch > 0, steps, 0)
+
+
+def most_passes(local_epochs: Epochs, steps: int) -> int:
+    """Returns how many epochs a client at most begins, where an epoch of the longest client has `steps` steps."""
+    return -(-local_epochs.number // steps) if isinstance(local_epochs, Steps) else math.ceil(local_epochs)
 
 
 def row_count(data: FederatedData, client: Array) -> int | Array:

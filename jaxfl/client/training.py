@@ -5,7 +5,7 @@ have; under vmap a chunk runs to its largest client. The last, partial batch of 
 over its true count; a client without rows makes no step.
 
 Stragglers and attackers (see `jaxfl.data.conditions`) and the learning-rate factor of a round (see `jaxfl.scheduled`)
-are part of it.
+are part of it. So is the length of a training, see `jaxfl.client.steps.Steps`: whole epochs, a part of one, or steps.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from jaxfl.client import conduct
 from jaxfl.client.fast import coordinates
 from jaxfl.client.fast.coordinates import TrainingForm
 from jaxfl.client.passes import BLOCK_ROWS, batch_shape, gradient_rows, training_batch, unperturbed_gradient
-from jaxfl.client.steps import row_count, trip_count
+from jaxfl.client.steps import Epochs, check_epochs, most_passes, row_count, trip_count, whole_epochs
 from jaxfl.data.clients import FederatedData
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import check_type
@@ -38,7 +38,7 @@ def local_train(
     task: Task,
     optimizer: optax.GradientTransformation,
     *,
-    local_epochs: int,
+    local_epochs: Epochs,
     batch_size: int | None,
     block: int = BLOCK_ROWS,
     recorded_steps: int = 0,
@@ -48,7 +48,8 @@ def local_train(
     Args:
         task: what is learned.
         optimizer: the local optimiser; its state starts fresh in every round.
-        local_epochs: E, passes over the client's rows; a straggler makes fewer.
+        local_epochs: E, passes over the client's rows, of which the last may be a part (0.5); or a number of steps,
+            `jaxfl.Steps(20)`. A straggler makes fewer.
         batch_size: B, rows of a step, reshuffled in every epoch; None takes all rows at once: one full-batch step an
             epoch.
         block: rows taken at once in a full-batch pass, see `BLOCK_ROWS`.
@@ -66,10 +67,7 @@ def local_train(
         ValueError: `local_epochs` or `batch_size` is out of range.
     """
     check_type("optimizer", optimizer, optax.GradientTransformation)
-    if local_epochs < 1:
-        raise ValueError(f"local_epochs must be at least 1, got {local_epochs}; 5 is usual.")
-    if local_epochs >= 2**31:
-        raise ValueError(f"local_epochs must be below 2^31, got {local_epochs}; 5 is usual.")
+    check_epochs(local_epochs, batch_size)
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}; None takes all of a client's rows at once.")
     optimizer = checked_optimizer(optimizer)
@@ -77,7 +75,8 @@ def local_train(
     descend = descent_step(optimizer, averages)
     task = task if averages is None else task._replace(loss=averages.loss)
     if batch_size is None:
-        return _full_batch(task, optimizer, descend, local_epochs, block, recorded_steps)
+        epochs = whole_epochs(local_epochs, None) or 0  # checked to be whole
+        return _full_batch(task, optimizer, descend, epochs, block, recorded_steps)
     return _mini_batches(task, optimizer, descend, local_epochs, batch_size, block, recorded_steps)
 
 
@@ -139,7 +138,7 @@ def _full_batch(
     task: Task,
     optimizer: optax.GradientTransformationExtraArgs,
     descend: Descend,
-    local_epochs: int,
+    local_epochs: Epochs,
     block: int,
     recorded_steps: int,
 ) -> Train:
@@ -148,7 +147,7 @@ def _full_batch(
     def train(
         key: Key, model: Params, data: FederatedData, client: Array, row_weights: Array | None = None, **extra
     ) -> tuple[Params, Any]:
-        epochs = conduct.epoch_count(key, data, local_epochs)
+        epochs = conduct.training_length(key, data, local_epochs)
         # without rows no step is made: momentum and proximal terms would move the model at gradient zero
         steps = trip_count(key, data, client, local_epochs, None)
         shorter: TrainingForm | str = f"a client may have more than {block} rows"
@@ -185,7 +184,7 @@ def _mini_batches(
     task: Task,
     optimizer: optax.GradientTransformationExtraArgs,
     descend: Descend,
-    local_epochs: int,
+    local_epochs: Epochs,
     batch_size: int,
     block: int,
     recorded_steps: int,
@@ -213,10 +212,20 @@ def _mini_batches(
             # on a GPU rows that many clients have ready are four times what their pixels are, to be read in every step
             if slots <= block and (jax.default_backend() == "cpu" or data.tilt is not None):
                 usual = of_rows  # made ready once
+            passes = most_passes(local_epochs, slots // width)
             shorter = coordinates.in_coordinates(
-                task, optimizer, model, rows, extra, local_epochs, slots // width, filled=filled
+                task, optimizer, model, rows, extra, passes, slots // width, filled=filled
             )
         form = coordinates.choose(shorter, TrainingForm(model, extra, usual))
+        of_epoch = -(-size // width)  # steps
+        if (whole := whole_epochs(local_epochs, batch_size)) is not None:
+            epochs, last = conduct.training_length(key, data, whole), None
+            rows_seen = epochs * jnp.maximum(size, 1)
+        else:  # the last epoch may be a part of one
+            steps = trip_count(key, data, client, local_epochs, batch_size)
+            epochs = -(-steps // jnp.maximum(of_epoch, 1))
+            last = steps - (epochs - 1) * of_epoch
+            rows_seen = jnp.maximum((epochs - 1) * size + jnp.minimum(last * width, size), 1)
 
         def epoch(carry, index: Array):
             # real rows sort first in a random order, padding after them
@@ -240,19 +249,19 @@ def _mini_batches(
                     losses,
                 )
 
-            return jax.lax.fori_loop(0, -(-size // width), step, carry), None
+            steps = of_epoch if last is None else jnp.where(index == epochs - 1, last, of_epoch)
+            return jax.lax.fori_loop(0, steps, step, carry), None
 
         dtype = jax.eval_shape(task.loss, model, batch_shape(data), key).dtype
         losses = jnp.zeros(recorded_steps, dtype) if recorded_steps else None
         carry = (form.model, optimizer.init(form.model), form.memory, jnp.zeros((), dtype), losses)
-        epochs = conduct.epoch_count(key, data, local_epochs)
         if isinstance(epochs, int):
             (trained, _, memory, total, losses), _ = jax.lax.scan(epoch, carry, jnp.arange(epochs))
         else:
             carry = jax.lax.fori_loop(0, epochs, lambda index, carry: epoch(carry, index)[0], carry)
             trained, _, memory, total, losses = carry
         sent = conduct.perturb_model(key, model, form.restore(trained, memory), data, client)
-        loss = total / (epochs * jnp.maximum(size, 1)).astype(dtype)
+        loss = total / rows_seen.astype(dtype)
         return sent, loss if losses is None else (loss, losses)
 
     return train

@@ -32,6 +32,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl import tree
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import Batch, FederatedData
@@ -73,7 +74,7 @@ def apfl(
     *,
     mixture: Traceable = 0.5,
     mixture_rate: Traceable = 0.0,
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "uniform",
     server_optimizer: optax.GradientTransformation | None = None,

@@ -26,6 +26,7 @@ from jaxfl import tree
 from jaxfl.client import conduct
 from jaxfl.client.corrections import proximal_pull
 from jaxfl.client.passes import full_gradient
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import Train, checked_optimizer, local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
@@ -150,7 +151,7 @@ def fedavg(
     task: Task,
     optimizer: optax.GradientTransformation,
     *,
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "rows",
     server_optimizer: optax.GradientTransformation | None = None,
@@ -189,7 +190,7 @@ def fedprox(
     optimizer: optax.GradientTransformation,
     *,
     proximal_weight: Traceable = 0.1,
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "rows",
     server_optimizer: optax.GradientTransformation | None = None,

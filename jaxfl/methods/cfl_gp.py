@@ -39,6 +39,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl import tree
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import local_train
 from jaxfl.clustering import kmeans
 from jaxfl.clustering.assignment import match
@@ -95,7 +96,7 @@ def cfl_gp(
     memory: Literal["mean", "schedule"] | None = None,
     start: Literal["equal", "independent"] | None = None,
     sketch_size: int = 1024,
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "uniform",
 ) -> Method:

@@ -39,6 +39,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl import tree
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import local_train
 from jaxfl.clustering import centres, kmeans
 from jaxfl.clustering.assignment import match
@@ -81,7 +82,7 @@ def clove(
     max_clusters: int = 15,
     vectors: Literal["losses", "roots"] = "losses",
     stable_rounds: int | None = 3,
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "rows",
 ) -> Method:

@@ -35,6 +35,7 @@ from jaxfl import engine, tree
 from jaxfl.client import conduct
 from jaxfl.client.corrections import proximal_pull
 from jaxfl.client.passes import mean_loss
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import Train, local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
@@ -72,7 +73,7 @@ def ditto(
     optimizer: optax.GradientTransformation,
     *,
     proximal_weight: Traceable | tuple[float, ...] = 1.0,
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     personal_epochs: int | None = None,
     batch_size: int | None = None,
     weighting: Weighting = "uniform",

@@ -34,6 +34,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl import tree
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
@@ -82,7 +83,7 @@ def fedala(
     start_epochs: int = 100,
     start_threshold: Traceable = 0.1,
     served: Literal["fitted", "stored"] = "fitted",
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "rows",
     server_optimizer: optax.GradientTransformation | None = None,

@@ -37,6 +37,7 @@ import optax
 
 from jaxfl import tree
 from jaxfl.client.corrections import proximal_pull
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
@@ -73,7 +74,7 @@ def fedamp(
     attraction: Traceable | None = None,
     own_share: Traceable | None = None,
     proximal_weight: Traceable = 1.0,
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
 ) -> Method:
     """Returns FedAMP, or HeurFedAMP.

@@ -21,6 +21,7 @@ costs E_f passes over the training rows of all clients: evaluate rarely.
 
 import optax
 
+from jaxfl.client.steps import Epochs
 from jaxfl.methods.averaging import fedavg, fedprox
 from jaxfl.methods.base import Method
 from jaxfl.methods.exposure import Seen, server_sees
@@ -37,7 +38,7 @@ def fedavg_ft(
     optimizer: optax.GradientTransformation,
     *,
     finetune_epochs: int | None = None,
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
     weighting: Weighting = "rows",
     server_optimizer: optax.GradientTransformation | None = None,
@@ -78,7 +79,7 @@ def fedprox_ft(
     *,
     proximal_weight: Traceable = 0.1,
     finetune_epochs: int | None = None,
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
     weighting: Weighting = "rows",
     server_optimizer: optax.GradientTransformation | None = None,

@@ -27,6 +27,7 @@ import optax
 
 from jaxfl import tree
 from jaxfl.client.part import train_part
+from jaxfl.client.steps import Epochs
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
@@ -64,7 +65,7 @@ def fedbabu(
     personal: str | tuple[str, ...] | None = None,
     finetune_epochs: int = 5,
     finetune_part: TunedPart = "all",
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "uniform",
     server_optimizer: optax.GradientTransformation | None = None,

@@ -18,6 +18,7 @@ import jax
 import optax
 
 from jaxfl import tree
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import local_train
 from jaxfl.methods.base import Method
 from jaxfl.methods.exposure import Seen, server_sees
@@ -36,7 +37,7 @@ def fedbn(
     optimizer: optax.GradientTransformation,
     *,
     personal: str | tuple[str, ...] | None = None,
-    local_epochs: int = 1,
+    local_epochs: Epochs = 1,
     batch_size: int | None = None,
     weighting: Weighting = "uniform",
     server_optimizer: optax.GradientTransformation | None = None,

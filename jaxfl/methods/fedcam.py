@@ -49,6 +49,7 @@ from jaxfl import tree
 from jaxfl.client import conduct
 from jaxfl.client.corrections import proximal_pull
 from jaxfl.client.passes import fold_rows, rows_at_once
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import Batch, FederatedData
@@ -122,7 +123,7 @@ def fesem_cam(
     layers: str | Sequence[str] = ".*",
     recluster: Literal["step", "scratch"] = "step",
     proximal_weight: Traceable = 0.0,
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     global_epochs: int | None = None,
     batch_size: int | None = None,
     weighting: Weighting = "rows",
@@ -184,7 +185,7 @@ def wecfl_cam(
     layers: str | Sequence[str] = ".*",
     recluster: Literal["step", "scratch"] = "step",
     proximal_weight: Traceable = 0.0,
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     global_epochs: int | None = None,
     batch_size: int | None = None,
     weighting: Weighting = "rows",
@@ -226,7 +227,7 @@ def ifca_cam(
     num_clusters: int = 4,
     choose_by: Literal["sum", "own"] = "sum",
     proximal_weight: Traceable = 0.0,
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     global_epochs: int | None = None,
     batch_size: int | None = None,
     weighting: Weighting = "rows",
@@ -312,7 +313,7 @@ def additive_centres(
     layers: str | Sequence[str],
     recluster: str,
     proximal_weight: float,
-    local_epochs: int,
+    local_epochs: Epochs,
     global_epochs: int | None,
     batch_size: int | None,
     weighting: Weighting,
@@ -373,7 +374,7 @@ def additive_training(
     task: Task,
     optimizer: optax.GradientTransformation,
     proximal_weight: float,
-    local_epochs: int,
+    local_epochs: Epochs,
     global_epochs: int | None,
     batch_size: int | None,
 ) -> tuple[Learn, Callable[..., tuple[Params, Array]]]:
@@ -391,7 +392,7 @@ def additive_training(
     """
     offset_losses_of(task)  # refuses what is missing, as the next lines what is out of range
     epochs = local_epochs if global_epochs is None else global_epochs
-    if epochs < 0:
+    if global_epochs is not None and global_epochs < 0:
         raise ValueError(f"global_epochs must be at least 0, got {global_epochs}; 0 leaves the global model as it is.")
     pulled = optimizer if is_zero(proximal_weight) else optax.chain(proximal_pull(proximal_weight), optimizer)
     of_own = {"local_epochs": local_epochs, "batch_size": batch_size}

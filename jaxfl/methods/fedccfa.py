@@ -43,6 +43,7 @@ import optax
 from jaxfl import tree
 from jaxfl.client import conduct
 from jaxfl.client.part import train_part
+from jaxfl.client.steps import Epochs
 from jaxfl.clustering import distances
 from jaxfl.clustering.components import threshold_components
 from jaxfl.cohort import Cohort
@@ -104,7 +105,7 @@ def fedccfa(
     balanced_rows: int = 5,
     head_epochs: int = 1,
     head_rate: Traceable = 1.0,
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "rows",
     cluster_weighting: aggregate.Weighting = "uniform",

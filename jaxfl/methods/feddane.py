@@ -27,6 +27,7 @@ import optax
 from jaxfl import tree
 from jaxfl.client.corrections import gradient_correction, proximal_pull
 from jaxfl.client.passes import full_gradient
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
@@ -57,7 +58,7 @@ def feddane(
     optimizer: optax.GradientTransformation,
     *,
     proximal_weight: Traceable = 0.0,
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "rows",
     server_optimizer: optax.GradientTransformation | None = None,

@@ -37,6 +37,7 @@ import optax
 
 from jaxfl import tree
 from jaxfl.client import conduct
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import Batch, FederatedData
@@ -87,7 +88,7 @@ def feddbe(
     mean_momentum: Traceable = 1.0,
     shift_rate: Traceable = 1.0,
     start: Literal["everybody", "cohort"] = "everybody",
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "rows",
     server_optimizer: optax.GradientTransformation | None = None,

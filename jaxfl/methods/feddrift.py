@@ -42,6 +42,7 @@ import optax
 
 from jaxfl import tree
 from jaxfl.client.passes import mean_losses
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import local_train
 from jaxfl.clustering import linkage
 from jaxfl.cohort import Cohort
@@ -236,7 +237,7 @@ def feddrift(
     eager: bool = False,
     start: Literal["common", "own"] = "common",
     measure: Measure = "auto",
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "rows",
     slots: int = 32,

@@ -33,6 +33,7 @@ import optax
 
 from jaxfl import tree
 from jaxfl.client.corrections import gradient_correction, proximal_pull
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
@@ -83,7 +84,7 @@ def feddyn(
     proximal_weight: Traceable = 0.01,
     pull: Literal["equal", "rows"] | None = None,
     served: Literal["sent", "average", "everybody"] | None = None,
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
 ) -> Method:
     """Returns FedDyn.

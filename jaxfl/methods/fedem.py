@@ -38,6 +38,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl import engine, tree
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
@@ -91,7 +92,7 @@ def fedem(
     *,
     preset: Literal["paper", "official"] = "paper",
     num_clusters: int = 3,
-    local_epochs: int = 1,
+    local_epochs: Epochs = 1,
     batch_size: int | None = 128,
     weighting: Literal["rows", "responsibilities"] = "rows",
     mean_over: Literal["cohort", "everybody"] | None = None,

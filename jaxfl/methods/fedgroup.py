@@ -37,6 +37,7 @@ import optax
 
 from jaxfl import engine, tree
 from jaxfl.client.corrections import proximal_pull
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import Train, local_train
 from jaxfl.clustering import kmeans
 from jaxfl.clustering.spectral import leading_coordinates
@@ -80,7 +81,7 @@ def fedgroup(
     num_clusters: int = 3,
     between_rate: Traceable = 0.0,
     proximal_weight: Traceable = 0.0,
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "rows",
     first_epochs: int = 5,

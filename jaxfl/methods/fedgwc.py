@@ -40,7 +40,7 @@ import numpy as np
 import optax
 
 from jaxfl import tree
-from jaxfl.client.steps import step_count
+from jaxfl.client.steps import Epochs, step_count
 from jaxfl.client.training import local_train
 from jaxfl.clustering import cohesion, distances, spectral
 from jaxfl.cohort import Cohort
@@ -102,7 +102,7 @@ def fedgwc(
     whole_cohorts: bool | None = None,
     most_children: int = 4,
     min_clients: int | None = None,
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "rows",
     slots: int = 4,

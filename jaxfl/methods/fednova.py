@@ -29,7 +29,7 @@ import optax
 
 from jaxfl import tree
 from jaxfl.client.corrections import proximal_pull
-from jaxfl.client.steps import displacement, mean_gradient, step_count
+from jaxfl.client.steps import Epochs, displacement, mean_gradient, step_count
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
@@ -58,7 +58,7 @@ def fednova(
     preset: Literal["paper", "official"] = "paper",
     tau_eff: Literal["norm", "steps"] | None = None,
     proximal_weight: Traceable = 0.0,
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "rows",
     server_optimizer: optax.GradientTransformation | None = None,

@@ -40,6 +40,7 @@ import optax
 from jaxfl import tree
 from jaxfl.client import conduct
 from jaxfl.client.part import train_part
+from jaxfl.client.steps import Epochs
 from jaxfl.clustering.simplex import least
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import Batch, FederatedData
@@ -99,7 +100,7 @@ def fedpac(
     alignment_weight: Traceable = 1.0,
     head_epochs: int = 1,
     head_rate: Traceable = 1.0,
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "rows",
     newcomers: Literal["initial", "mean"] = "initial",

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl import tree
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import Train, local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
@@ -51,7 +52,7 @@ def fedper(
     optimizer: optax.GradientTransformation,
     *,
     personal: str | tuple[str, ...] | None = None,
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "rows",
     server_optimizer: optax.GradientTransformation | None = None,

@@ -31,6 +31,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl import tree
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import Batch, FederatedData
@@ -75,7 +76,7 @@ def fedproto(
     prototype_weight: Traceable = 1.0,
     served: Literal["prototypes", "head"] = "prototypes",
     classes: Literal["own", "all"] = "own",
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "uniform",
 ) -> Method:

@@ -39,6 +39,7 @@ import numpy as np
 import optax
 
 from jaxfl import engine, tree
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import Batch, FederatedData
@@ -90,7 +91,7 @@ def fedrc(
     count_floor: Traceable = 1e-8,
     unseen_counts: Literal["none", "uniform"] | None = None,
     newcomers: Literal["shares", "constant"] | None = None,
-    local_epochs: int = 1,
+    local_epochs: Epochs = 1,
     batch_size: int | None = 128,
     served: Literal["mixture", "leader"] = "mixture",
     estimate: Literal["cohort", "everybody"] = "cohort",

@@ -24,6 +24,7 @@ import optax
 
 from jaxfl.client import conduct
 from jaxfl.client.part import train_part
+from jaxfl.client.steps import Epochs
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method
 from jaxfl.methods.exposure import Seen, server_sees
@@ -44,7 +45,7 @@ def fedrep(
     *,
     personal: str | tuple[str, ...] | None = None,
     head_epochs: int = 10,
-    local_epochs: int = 1,
+    local_epochs: Epochs = 1,
     batch_size: int | None = None,
     weighting: Weighting = "uniform",
     server_optimizer: optax.GradientTransformation | None = None,

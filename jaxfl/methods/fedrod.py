@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl import tree
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import Batch, FederatedData
@@ -70,7 +71,7 @@ def fedrod(
     start: Literal["zero", "generic"] = "zero",
     generic_loss: Literal["balanced", "plain"] = "balanced",
     served: Literal["personal", "generic"] = "personal",
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "rows",
     server_optimizer: optax.GradientTransformation | None = None,

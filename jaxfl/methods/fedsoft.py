@@ -39,6 +39,7 @@ import optax
 from jaxfl import tree
 from jaxfl.client.corrections import proximal_pull
 from jaxfl.client.passes import fold_rows
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import Batch, FederatedData
@@ -86,7 +87,7 @@ def fedsoft(
     smoother: Traceable | None = None,
     estimate_every: int | None = None,
     estimate: Literal["cohort", "everybody"] | None = None,
-    local_epochs: int = 10,
+    local_epochs: Epochs = 10,
     batch_size: int | None = 10,
     weighting: aggregate.Weighting = "rows",
     served: Literal["own", "cluster"] = "own",

@@ -37,6 +37,7 @@ from typing import Literal
 
 import optax
 
+from jaxfl.client.steps import Epochs
 from jaxfl.clustering.from_centres import CentreDistance
 from jaxfl.methods.base import Method, from_preset
 from jaxfl.methods.exposure import server_sees
@@ -64,7 +65,7 @@ def fesem(
     proximal_weight: Traceable | None = None,
     loss_weighting: Weighting = "uniform",
     distance: CentreDistance = "squared_l2",
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
     weighting: Weighting = "uniform",
     first_epochs: int | None = None,

@@ -33,6 +33,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl import tree
+from jaxfl.client.steps import Epochs
 from jaxfl.clustering.from_centres import squared_l2
 from jaxfl.methods.base import Method
 from jaxfl.methods.exposure import server_sees
@@ -54,7 +55,7 @@ def fesem_ma(
     prior_weight: Traceable = 0.0,
     proximal_weight: Traceable = 0.1,
     loss_weighting: Weighting = "uniform",
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
     weighting: Weighting = "uniform",
     first_epochs: int | None = None,

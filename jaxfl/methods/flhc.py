@@ -38,6 +38,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl import tree
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import local_train
 from jaxfl.clustering import distances
 from jaxfl.clustering.merging import Linkage
@@ -84,7 +85,7 @@ def flhc(
     num_clusters: int | None = None,
     layers: str | Sequence[str] = ".*",
     sketch_size: int | None = 4096,
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "rows",
     slots: int = 16,

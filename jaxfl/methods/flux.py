@@ -41,6 +41,7 @@ import optax
 
 from jaxfl import tree
 from jaxfl.client.passes import fold_rows, rows_at_once
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import local_train
 from jaxfl.clustering import distances, kmeans
 from jaxfl.clustering.components import threshold_components
@@ -87,7 +88,7 @@ def flux(
     warmup_rounds: int = 3,
     threshold: Traceable | None = None,
     newcomers: Literal["unlabelled", "labelled"] = "unlabelled",
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "rows",
     slots: int = 16,

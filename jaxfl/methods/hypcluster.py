@@ -18,6 +18,7 @@ from there). FedJAX's starts from models of single clients with high losses unde
 
 import optax
 
+from jaxfl.client.steps import Epochs
 from jaxfl.methods.base import Method
 from jaxfl.methods.exposure import server_sees
 from jaxfl.methods.ifca import ifca
@@ -34,7 +35,7 @@ def hypcluster(
     optimizer: optax.GradientTransformation,
     *,
     num_clusters: int = 2,
-    local_epochs: int = 1,
+    local_epochs: Epochs = 1,
     batch_size: int | None = 20,
     weighting: Weighting = "rows",
     start: competing.StartKind = "groups",

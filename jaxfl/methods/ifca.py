@@ -32,6 +32,7 @@ import optax
 from jaxfl import tree
 from jaxfl.client import conduct
 from jaxfl.client.passes import full_gradient
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import Train, checked_optimizer, local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
@@ -68,7 +69,7 @@ def ifca(
     *,
     num_clusters: int = 4,
     average: Average = "models",
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "uniform",
     shared: str | Sequence[str] = (),

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl import tree
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import local_train
 from jaxfl.clustering import centres as centre_of
 from jaxfl.clustering import kmeans
@@ -59,7 +60,7 @@ def kfed(
     optimizer: optax.GradientTransformation,
     *,
     num_clusters: int = 4,
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "rows",
     first_epochs: int = 5,

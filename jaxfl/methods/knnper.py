@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxfl.client.steps import Epochs
 from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.methods import base
 from jaxfl.methods.averaging import AveragingState, fedavg
@@ -56,7 +57,7 @@ def knnper(
     scale: Traceable = 1.0,
     capacity: int = 500,
     mix: Mixing | None = None,
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
     weighting: Weighting = "rows",
     server_optimizer: optax.GradientTransformation | None = None,

@@ -25,6 +25,7 @@ import numpy as np
 import optax
 
 from jaxfl import tree
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
@@ -61,7 +62,7 @@ def lg_fedavg(
     *,
     shared: str | tuple[str, ...] | None = None,
     warmup_rounds: int = 10,
-    local_epochs: int = 1,
+    local_epochs: Epochs = 1,
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "uniform",
 ) -> Method:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl import tree
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
@@ -36,7 +37,7 @@ def local(
     task: Task,
     optimizer: optax.GradientTransformation,
     *,
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
 ) -> Method:
     """Returns training without federation.

@@ -38,6 +38,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl import tree
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import local_train
 from jaxfl.clustering.angles import AngleKind, principal_basis, subspace_angles
 from jaxfl.cohort import Cohort
@@ -90,7 +91,7 @@ def pacfl(
     vectors: VectorKind | None = None,
     angle: AngleKind | None = None,
     linkage: AngleLinkage | None = None,
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "rows",
     slots: int = 16,

@@ -46,6 +46,7 @@ import optax
 
 from jaxfl import tree
 from jaxfl.client.passes import BLOCK_ROWS
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import local_train
 from jaxfl.data.clients import Batch
 from jaxfl.methods.averaging import averaging
@@ -70,7 +71,7 @@ def perfedavg(
     *,
     adaptation_rate: Traceable = 0.1,
     order: Order = "first",
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
     weighting: Weighting = "uniform",
     server_optimizer: optax.GradientTransformation | None = None,

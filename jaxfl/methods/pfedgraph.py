@@ -38,6 +38,7 @@ import optax
 
 from jaxfl import tree
 from jaxfl.client.corrections import directional_pull
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import local_train
 from jaxfl.clustering.simplex import project
 from jaxfl.cohort import Cohort
@@ -89,7 +90,7 @@ def pfedgraph(
     pull_side: PullSide | None = None,
     layers: str | Sequence[str] = ".*",
     threshold: Traceable | None = 0.9,
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
 ) -> Method:
     """Returns pFedGraph.

@@ -33,6 +33,7 @@ import optax
 from jaxfl import tree
 from jaxfl.client.corrections import proximal_pull
 from jaxfl.client.passes import BLOCK_ROWS
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import checked_optimizer, descent_step, local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import Batch, FederatedData
@@ -76,7 +77,7 @@ def pfedme(
     inner_steps: int = 5,
     warm_start: bool | None = None,
     decay: Traceable | None = None,
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
     weighting: aggregate.Weighting | None = None,
     server_optimizer: optax.GradientTransformation | None = None,

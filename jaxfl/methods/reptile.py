@@ -17,6 +17,7 @@ import math
 
 import optax
 
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import local_train
 from jaxfl.methods.averaging import averaging
 from jaxfl.methods.base import Method
@@ -33,7 +34,7 @@ def feddist(
     optimizer: optax.GradientTransformation,
     *,
     step_size: Traceable = 0.6,
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
 ) -> Method:
     """Returns FedDist: a step towards the unweighted average.
@@ -65,7 +66,7 @@ def feddws(
     optimizer: optax.GradientTransformation,
     *,
     step_size: Traceable = 0.6,
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
 ) -> Method:
     """Returns FedDWS: a step towards the average weighted by rows; FedDist where all clients have equally many.
@@ -87,7 +88,7 @@ def _reptile(
     task: Task,
     optimizer: optax.GradientTransformation,
     step_size: float,
-    local_epochs: int,
+    local_epochs: Epochs,
     batch_size: int | None,
     *,
     weighting: Weighting,

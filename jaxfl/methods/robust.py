@@ -33,6 +33,7 @@ import numpy as np
 import optax
 
 from jaxfl import tree
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import Train, local_train
 from jaxfl.clustering import centres as centre_of
 from jaxfl.clustering import kmeans
@@ -70,7 +71,7 @@ def robust(
     *,
     num_clusters: int = 4,
     trim: float = 0.3,
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
     first_epochs: int = 5,
     outliers: float = 0.25,

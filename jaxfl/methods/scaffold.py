@@ -30,7 +30,7 @@ import optax
 from jaxfl import tree
 from jaxfl.client.corrections import gradient_correction
 from jaxfl.client.passes import full_gradient
-from jaxfl.client.steps import displacement, mean_gradient, step_count
+from jaxfl.client.steps import Epochs, displacement, mean_gradient, step_count
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
@@ -67,7 +67,7 @@ def scaffold(
     optimizer: optax.GradientTransformation,
     *,
     controls: Controls = "steps",
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "uniform",
     server_optimizer: optax.GradientTransformation | None = None,

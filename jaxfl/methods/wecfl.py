@@ -35,6 +35,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl import engine, tree
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import Train, local_train
 from jaxfl.clustering import kmeans
 from jaxfl.clustering.assignment import match
@@ -71,7 +72,7 @@ def wecfl(
     preset: Literal["paper", "official"] = "paper",
     layers: str | Sequence[str] | None = None,
     recluster: Literal["step", "scratch"] | None = None,
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
     weighting: Weighting = "rows",
     first_epochs: int | None = None,

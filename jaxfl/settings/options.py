@@ -16,6 +16,7 @@ import jax
 import optax
 
 from jaxfl import sampling
+from jaxfl.client.steps import Steps
 from jaxfl.cohort import Cohort, Plan, PlanChoice
 from jaxfl.data.catalog import SKEWS
 from jaxfl.data.clients import FederatedData
@@ -210,6 +211,8 @@ def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Se
     methods.row(method)
     row = federations.dataset(data)
     wanted: dict[str, Any] = {**split_items(items), **given}
+    if isinstance(wanted.get("local_epochs"), Steps):  # as text has it
+        wanted["local_steps"] = wanted.pop("local_epochs").number
     model = wanted.pop("model", row.model[0])
     models.options(model)
     optimizer = wanted.pop("optimizer", "sgd")
@@ -233,6 +236,7 @@ def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Se
     if chosen["run"].get("augment") is not None:
         parse_augmentation(chosen["run"]["augment"])
     parse_metrics(chosen["run"].get("metrics"))
+    run_options.check_local_steps(chosen["run"].get("local_steps"), method, chosen["method"], options)
     wire_options.check_takes_wire(method, chosen["run"], chosen["data"])
     wire_options.check_takes_noise(method, chosen["method"], chosen["run"])
     for option in options:
@@ -377,6 +381,8 @@ def _shared_build(
 def _method(settings: Settings, task: Task) -> Method:
     """Returns the method that the settings describe, for a task."""
     chosen = dict(settings.method)
+    if settings.run.get("local_steps") is not None:
+        chosen["local_epochs"] = Steps(settings.run["local_steps"])
     if settings.server_name:
         chosen["server_optimizer"] = server_optimizer(settings)
     method = methods.make(settings.method_name, task, optimizer(settings), **chosen)

@@ -1,6 +1,6 @@
 """The options of every run, for any method, data, model and optimiser, and the learning-rate schedules."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -70,6 +70,31 @@ def learning_rate_schedule(
     return lambda number: shapes[name](number / rounds)
 
 
+def check_local_steps(steps: int | None, method: str, given: Mapping[str, Any], options: Iterable[Option]) -> None:
+    """Raises ValueError if a number of local steps is out of range, or the clients' training has another length.
+
+    Args:
+        steps: the option; None has none.
+        method: its name.
+        given: options of the method that are given.
+        options: all that apply.
+    """
+    if steps is None:
+        return
+    if steps < 1:
+        raise ValueError(f"local_steps must be at least 1, got {steps}; none makes local_epochs.")
+    if not any((option.owner, option.name) == ("method", "local_epochs") for option in options):
+        raise ValueError(
+            f"local_steps needs a method with local_epochs, got {steps} for {method}, whose clients send one gradient; "
+            "leave it out."
+        )
+    if "local_epochs" in given:
+        raise ValueError(
+            f"local_steps takes the place of local_epochs, got {steps} and local_epochs={given['local_epochs']}; leave "
+            "one out."
+        )
+
+
 # `dropouts`, `sampler` and `availability` are of sampling, see `jaxfl.sampling`; for `finetune` see `jaxfl.FineTune`.
 RUN = (
     Option(
@@ -96,6 +121,12 @@ RUN = (
     ),
     Option("compute", "float32", Compute, "number type of the network's layers; parameters and losses are float32"),
     Option("task", "auto", str, "task; auto is that of the data's labels, FILE.py:NAME is a function of yours"),
+    Option(
+        "local_steps",
+        None,
+        int | None,
+        "steps of each client in a round, in place of local_epochs, see jaxfl.Steps; none makes local_epochs",
+    ),
     Option(
         "test_rows",
         None,

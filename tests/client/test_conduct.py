@@ -15,7 +15,7 @@ DATA = clustered_linear(20, rows=4)
 def test_late_clients_are_as_many_as_asked_for_and_train_for_any_smaller_number_of_epochs(key):
     data, share, epochs, draws = conditions.straggle(DATA, 0.3), 0.3, 5, 4000
     keys = jax.vmap(lambda i: key_for(key, Stream.BATCHES, 0, i))(jnp.arange(draws))
-    found = np.asarray(jax.vmap(lambda one: conduct.epoch_count(one, data, epochs))(keys))
+    found = np.asarray(jax.vmap(lambda one: conduct.training_length(one, data, epochs))(keys))
     late = np.asarray(jax.vmap(lambda one: conduct.is_late(one, 0.3))(keys))
     np.testing.assert_array_equal(found < epochs, late)
     assert set(found[late].tolist()) == {1, 2, 3, 4}
@@ -29,7 +29,7 @@ def test_epochs_belong_to_the_client_and_the_round(key):
     data = conditions.straggle(DATA, 0.9)
 
     def epochs(round, clients):
-        return [int(conduct.epoch_count(key_for(key, Stream.BATCHES, round, i), data, 9)) for i in clients]
+        return [int(conduct.training_length(key_for(key, Stream.BATCHES, round, i), data, 9)) for i in clients]
 
     assert epochs(2, [3, 5, 8]) == epochs(2, range(10))[3::2][:2] + epochs(2, [8])
     assert len({tuple(epochs(round, range(6))) for round in range(4)}) == 4
@@ -39,5 +39,5 @@ def test_epochs_belong_to_the_client_and_the_round(key):
 
 
 def test_one_epoch_cannot_be_less_and_nobody_late_is_a_plain_number(key):
-    assert int(conduct.epoch_count(key, conditions.straggle(DATA, 1.0), 1)) == 1
-    assert conduct.epoch_count(key, DATA, 7) == 7 and isinstance(conduct.epoch_count(key, DATA, 7), int)
+    assert int(conduct.training_length(key, conditions.straggle(DATA, 1.0), 1)) == 1
+    assert conduct.training_length(key, DATA, 7) == 7 and isinstance(conduct.epoch_count(key, DATA, 7), int)

@@ -1,6 +1,8 @@
 """The inner loop: partial batches, blocks, clients without rows, stragglers, attackers."""
 
+import math
 from dataclasses import replace
+from itertools import islice
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +23,7 @@ from jaxfl.client.passes import (
     mean_losses,
     rows_at_once,
 )
-from jaxfl.client.steps import step_count
+from jaxfl.client.steps import Steps, step_count
 from jaxfl.client.training import local_train
 from jaxfl.data import conditions
 from jaxfl.data.clients import Batch
@@ -118,12 +120,15 @@ def quadratic_loss(w, x, y):
     return (0.5 * problems.SCALE[y] * np.einsum("bi,ij,bj->b", away, problems.CURVATURE, away)).mean()
 
 
-def plain_loop(key, name, start, client, epochs, batch_size):
-    """Returns what a client makes of `start` in that many epochs of the quadratic task, and its loss on the way."""
+def plain_loop(key, name, start, client, epochs, batch_size, steps=None):
+    """Returns what a client makes of `start` in that many epochs of the quadratic task, and its loss on the way.
+
+    With `steps`, it makes so many of their steps.
+    """
     (x, y), (_, momentum, decay) = problems.rows_of(DATA)[client], OPTIMIZERS[name]
     w, velocity, losses = np.asarray(start["w"]), np.zeros(3), [0.0] * (len(y) == 0)
     address = key_for(key, Stream.BATCHES, 0, client)
-    for rows in batches(address, len(y), epochs, batch_size) if len(y) else ():
+    for rows in islice(batches(address, len(y), epochs, batch_size), steps) if len(y) else ():
         losses += [quadratic_loss(w, x[rows], y[rows])] * len(rows)
         velocity = momentum * velocity + problems.quadratic_gradient(w, x[rows], y[rows]) + decay * w
         w = w - 0.2 * velocity
@@ -144,6 +149,69 @@ def test_training_is_a_plain_loop_over_its_batches(name, batch_size, block, key)
         close((trained["w"][client], loss[client]), wanted)
 
 
+LENGTHS = [(Steps(1), 4), (Steps(5), 3), (Steps(7), 100), (0.5, 2), (2.5, 3), (0.1, 1), (Steps(3), None), (2.0, 4)]
+
+
+def full_steps(length, size, batch_size):
+    """The number of steps of a client that is no straggler."""
+    in_one = max(SIZES) if batch_size is None else min(batch_size, max(SIZES))
+    whole = length.number if isinstance(length, Steps) else math.ceil(round(length * math.ceil(size / in_one), 9))
+    return whole if size else 0
+
+
+@pytest.mark.parametrize(("length", "batch_size"), LENGTHS, ids=str)
+def test_steps_are_those_of_as_many_passes_as_they_need(length, batch_size, key):
+    """They go on in a new shuffled pass; the loss is that of the rows on the way."""
+    data, start = jax.device_put(DATA), QUADRATIC.init(key)
+    train = local_train(QUADRATIC, OPTIMIZERS["decay"][0], local_epochs=length, batch_size=batch_size)
+
+    def run(client):
+        own = key_for(key, Stream.BATCHES, 0, client)
+        return train(own, start, data, client), step_count(own, data, client, length, batch_size)
+
+    (trained, loss), counts = on_every_client(run)
+    wanted = [full_steps(length, size, batch_size) for size in SIZES]
+    assert counts.tolist() == wanted and len(set(counts.tolist())) > 1
+    for client, count in enumerate(wanted):
+        made = plain_loop(key, "decay", start, client, count, batch_size, steps=count)
+        close((trained["w"][client], loss[client]), made)
+
+
+def test_late_clients_make_the_first_of_their_steps(key):
+    data, start = jax.device_put(conditions.straggle(DATA, 0.5)), QUADRATIC.init(key)
+    train = local_train(QUADRATIC, MOMENTUM, local_epochs=Steps(6), batch_size=3)
+
+    def run(client):
+        own = key_for(key, Stream.BATCHES, 0, client)
+        return train(own, start, data, client), step_count(own, data, client, Steps(6), 3)
+
+    (trained, loss), counts = on_every_client(run)
+    assert counts[EMPTY] == 0 and 6 in counts and len(set(counts.tolist())) > 3
+    for client, count in enumerate(counts.tolist()):
+        close((trained["w"][client], loss[client]), plain_loop(key, "momentum", start, client, count, 3, steps=count))
+
+
+@pytest.mark.parametrize(
+    ("length", "batch_size", "words"),
+    [
+        (Steps(0), 4, ("local_steps", 0)),
+        (Steps(2**31), 4, ("local_steps", 2**31)),
+        (0.0, 4, ("local_epochs", 0.0)),
+        (float("nan"), 4, ("local_epochs", "nan")),
+        (0.5, None, ("local_epochs", "0.5", "batch_size=None")),
+    ],
+)
+def test_a_length_that_no_training_has_is_refused(length, batch_size, words):
+    with pytest.raises(ValueError, match=mentions(*words)):
+        local_train(QUADRATIC, MOMENTUM, local_epochs=length, batch_size=batch_size)
+
+
+@pytest.mark.parametrize(("length", "words"), [(Steps(2.5), ("local_steps", 2.5)), ("5", ("local_epochs", '"5"'))])
+def test_a_length_of_another_type_is_refused(length, words):
+    with pytest.raises(TypeError, match=mentions(*words)):
+        local_train(QUADRATIC, MOMENTUM, local_epochs=length, batch_size=4)
+
+
 @pytest.mark.parametrize(("batch_size", "block"), [(None, 3), (4, 100)])
 def test_stragglers_make_the_first_of_their_epochs(batch_size, block, key):
     data, start = jax.device_put(conditions.straggle(DATA, 0.5)), QUADRATIC.init(key)
@@ -151,7 +219,7 @@ def test_stragglers_make_the_first_of_their_epochs(batch_size, block, key):
 
     def run(client):
         own = key_for(key, Stream.BATCHES, 0, client)
-        return train(own, start, data, client), conduct.epoch_count(own, data, 6)
+        return train(own, start, data, client), conduct.training_length(own, data, 6)
 
     (trained, loss), counts = on_every_client(run)
     assert 6 in counts and len(set(counts.tolist())) > 2
@@ -300,7 +368,7 @@ def test_without_conditions_the_program_is_as_if_there_were_none(batch_size, key
 
     usual = program().as_text()
     for name, nothing in {
-        "epoch_count": lambda key, data, local_epochs: local_epochs,
+        "training_length": lambda key, data, full: full,
         "perturb_model": lambda key, start, trained, data, client: trained,
         "perturb_gradient": lambda key, gradient, data, client: gradient,
         "scale_updates": lambda updates, rate: updates,

@@ -11,6 +11,7 @@ import optax
 
 from jaxfl import tree
 from jaxfl.client.passes import mean_loss
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import local_train
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
@@ -34,7 +35,7 @@ def example(
     optimizer: optax.GradientTransformation,
     *,
     num_clusters: int = 2,
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     weighting: aggregate.Weighting = "rows",
 ) -> base.Method:
     """Returns the method.

@@ -13,6 +13,7 @@ from jax.experimental import io_callback
 
 import jaxfl
 from jaxfl import methods
+from jaxfl.client.steps import Epochs
 from jaxfl.methods import METHODS, Row
 from jaxfl.methods.averaging import AveragingState
 from jaxfl.methods.base import keep_clusters, write_clusters
@@ -24,7 +25,7 @@ from tests.messages import mentions
 
 # Of different kinds: one model, a model of each client, a split model, given clusters, splits, and merges.
 CORE = ("fedavg", "ditto", "fedper", "ifca", "cfl", "stocfl")
-TRACED = ("argument names", "stable state", "traceable numbers")  # these compile nothing
+TRACED = ("argument names", "stable state", "traceable numbers", "local steps")  # these compile nothing
 # These compile programs of their own. All others share one program of a round.
 DEAR = (
     "chunks", "devices", "padding rows", "padding clients", "rows per client", "seed", "cuts", "growth", "server sees",
@@ -77,6 +78,12 @@ def test_no_option_of_text_is_free(name):
     """What takes a few words says which; only patterns of names of parameters are any text."""
     free = [option for option in function_options(METHODS[name].factory).values() if option.hint in (str, str | None)]
     assert free == []
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_whoever_trains_in_epochs_takes_steps(name):
+    options = function_options(METHODS[name].factory)
+    assert "local_epochs" not in options or options["local_epochs"].hint == Epochs
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -299,6 +306,7 @@ BROKEN = {
     "info": after_round(lambda state, info, cohort: state._replace(cluster=info.cluster[1:])),
     "stable state": after_round(lambda state, info, cohort: state._replace(round=state.round.astype(jnp.float32))),
     "traceable numbers": after_round(lambda state, info, cohort: plus(state, float(info.loss.sum()))),
+    "local steps": unlike_the_last_one,
     "chunks": after_round(lambda state, info, cohort: plus(state, cohort.plan.chunk or 0)),
     "devices": after_round(lambda state, info, cohort: plus(state, cohort.plan.mesh.size if cohort.plan.mesh else 0)),
     "padding clients": ignoring_the_mask,
@@ -374,7 +382,7 @@ def test_a_broken_law_is_caught(law):
         )
     ]
 
-    def factory(task, optimizer, *, local_epochs=5, batch_size=None):
+    def factory(task, optimizer, *, local_epochs: Epochs = 5, batch_size=None):
         options = {"local_epochs": local_epochs, "batch_size": batch_size, **healthy.small}
         return BROKEN[law](healthy.factory(task, optimizer, **options))
 

@@ -117,7 +117,7 @@ def test_a_clients_share_does_not_depend_on_how_many_steps_it_makes():
         inputs[DATA.train.rows[start : start + size]] = slope
     data = conditions.straggle(DATA.replace(inputs=inputs), 0.5)
     keys = [key_for(jax.random.key(0), reference.Stream.BATCHES, 0, client) for client in EVERYONE]
-    epochs = np.array([int(conduct.epoch_count(key, data, 3)) for key in keys])
+    epochs = np.array([int(conduct.training_length(key, data, 3)) for key in keys])
     assert len({*epochs[SIZES > 0]}) > 1
     counts, shares = epochs * np.ceil(SIZES / 3), SIZES / SIZES.sum()
     options = {"data": data, "task": LINEAR, "rounds": 1, "local_epochs": 3, "batch_size": 3}

@@ -47,6 +47,7 @@ import numpy as np
 import optax
 
 from jaxfl import tree
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import Train, local_train
 from jaxfl.clustering.linkage import Bipartition
 from jaxfl.cohort import Cohort
@@ -121,7 +122,7 @@ def cfl(
     warmup_rounds: int | None = None,
     rounds_between: int | None = None,
     min_clients: int | None = None,
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
     sketch_size: int | None = 4096,
     slots: int = 8,

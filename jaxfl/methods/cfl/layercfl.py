@@ -30,6 +30,7 @@ import jax
 import optax
 
 from jaxfl import tree
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import local_train
 from jaxfl.methods.base import Method
 from jaxfl.methods.cfl import PRESETS as CFL_PRESETS
@@ -57,7 +58,7 @@ def layercfl(
     eps1: Traceable | None = None,
     eps2: Traceable | None = None,
     gamma_max: Traceable | None = None,
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
     weighting: Weighting = "rows",
     sketch_size: int | None = 4096,
@@ -118,7 +119,7 @@ def adacfl(
     eps1: Traceable | None = None,
     eps2: Traceable | None = None,
     gamma_max: Traceable | None = None,
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
     weighting: Weighting = "rows",
     sketch_size: int | None = 4096,

@@ -10,6 +10,7 @@ import optax
 from jaxfl import tree
 from jaxfl.client.corrections import proximal_pull
 from jaxfl.client.part import train_part
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
@@ -26,7 +27,7 @@ def fine_tuning(
     task: Task,
     optimizer: optax.GradientTransformation,
     *,
-    epochs: int,
+    epochs: Epochs,
     batch_size: int | None,
     proximal_weight: float = 0.0,
     chosen: Params | None = None,
@@ -114,7 +115,7 @@ def random_rows(key: Key, data: FederatedData, client: Array, count: Array, slot
     return jnp.where(places < count, jnp.argsort(bits | padding).astype(jnp.int32), slots)
 
 
-def tuning_epochs(finetune_epochs: int | None, local_epochs: int, *, least: int, remedy: str) -> int:
+def tuning_epochs(finetune_epochs: int | None, local_epochs: Epochs, *, least: int, remedy: str) -> Epochs:
     """Returns the epochs of fine-tuning: `finetune_epochs`, or `local_epochs` for None, which rounds check.
 
     Raises:

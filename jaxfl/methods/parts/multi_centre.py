@@ -14,6 +14,7 @@ import optax
 
 from jaxfl import tree
 from jaxfl.client.corrections import proximal_pull
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import Train, local_train
 from jaxfl.clustering import centres as centre_of
 from jaxfl.clustering import kmeans
@@ -37,7 +38,7 @@ from jaxfl.typing import Array, Key, Params
 def local_update(
     task: Task,
     optimizer: optax.GradientTransformation,
-    epochs: int,
+    epochs: Epochs,
     *,
     proximal_weight: float,
     loss_weighting: Weighting,
@@ -123,7 +124,7 @@ def multi_centre(
     num_clusters: int,
     proximal_weight: float,
     loss_weighting: Weighting,
-    local_epochs: int,
+    local_epochs: Epochs,
     batch_size: int | None,
     weighting: Weighting,
     first_epochs: int | None,

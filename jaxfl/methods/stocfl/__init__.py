@@ -36,6 +36,7 @@ import optax
 
 from jaxfl import tree
 from jaxfl.client.corrections import proximal_pull
+from jaxfl.client.steps import Epochs
 from jaxfl.client.training import Train, local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
@@ -88,7 +89,7 @@ def stocfl(
     preset: Literal["paper", "official"] = "paper",
     threshold: Traceable | Literal["auto"] = 0.5,
     proximal_weight: Traceable = 0.05,
-    local_epochs: int = 5,
+    local_epochs: Epochs = 5,
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "uniform",
     representation: RepresentationKind | None = None,

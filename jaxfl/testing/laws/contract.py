@@ -1,6 +1,7 @@
 """Laws about a method's functions: their arguments and results, and runs that are scanned, interrupted and resumed."""
 
 import inspect
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ import numpy as np
 import optax
 
 from jaxfl import tree
+from jaxfl.client.steps import Steps
 from jaxfl.cohort import Plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Info, Row
-from jaxfl.schema import function_options
+from jaxfl.schema import function_options, union_members
 from jaxfl.simulation.mapped import VALUE_NEEDED
 from jaxfl.simulation.records import checkpoint
 from jaxfl.simulation.run import run
@@ -127,6 +129,24 @@ def check_traceable_numbers(row: Row) -> None:
             "declare its option as float, or let the check pass what `jaxfl.schema.is_known` says is not known"
         ) from error
     assert len(traces) == 1, f"another value must not trace the round again, traced {len(traces)} times"
+
+
+def check_local_steps(row: Row) -> str | None:
+    """Full-batch steps are epochs: a round with `local_epochs=Steps(2)` is the program of a round with two epochs."""
+    given = function_options(row.factory).get("local_epochs")
+    if given is None or not (given.hint is Any or Steps in union_members(given.hint)):
+        return "local_epochs takes no jaxfl.Steps"
+    data, cohort, key = federation(), small_cohort(), jax.random.key(0)
+
+    def program(length: int | Steps) -> str:
+        options = {**case_options(row, None), "local_epochs": length}
+        method = row.factory(linear_task(), optax.sgd(0.3), **options)
+        state = jax.eval_shape(method.init, key, data)
+        return re.sub("0x[0-9a-f]+", "", str(jax.make_jaxpr(method.round)(key, state, data, cohort)))
+
+    law = "two full-batch steps must be two epochs: hand local_epochs on to local_train as it is"
+    assert program(2) == program(Steps(2)), law
+    return None
 
 
 def check_seed(row: Row) -> None:

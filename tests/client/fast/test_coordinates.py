@@ -16,6 +16,7 @@ from jaxfl.client import training
 from jaxfl.client.corrections import gradient_correction, proximal_pull
 from jaxfl.client.fast import coordinates, optimizer_programs
 from jaxfl.client.passes import BLOCK_ROWS
+from jaxfl.client.steps import Steps
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data import conditions, federate
@@ -150,9 +151,11 @@ def close(left, right, rtol=1e-10, atol=1e-12):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), left, right)
 
 
-@pytest.mark.parametrize(("name", "batch_size"), [("nesterov", 3), ("masked decay", None)])
-def test_it_is_the_same_training(name, batch_size, key, used, float64):
-    same_training(LINEAR[name], federation(), key, used, **extras(name, key), batch_size=batch_size)
+@pytest.mark.parametrize(
+    ("name", "batch_size", "epochs"), [("nesterov", 3, 4), ("masked decay", None, 4), ("nesterov", 3, Steps(11))]
+)
+def test_it_is_the_same_training(name, batch_size, epochs, key, used, float64):
+    same_training(LINEAR[name], federation(), key, used, **extras(name, key), batch_size=batch_size, epochs=epochs)
 
 
 def same_training(optimizer, data, key, used, task=TASK, **options):
