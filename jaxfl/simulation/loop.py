@@ -60,6 +60,7 @@ class RunState:
         self._key, self._clock = jax.random.key(of_seed.seed), Clock(spec.began)
         self._called, self._called_before = called, called.get(of_seed.seed, -1)
         self._evaluation: Evaluation | None = None
+        self._last: Advance | None = None
         self.diverged: Diverged | None = None
         self.ended = any(isinstance(one, Finished) for one in spec.callbacks)
         self._test_rows = test_rows = spec.schedule.test_rows
@@ -88,6 +89,7 @@ class RunState:
         """
         progress, schedule = self._progress, self._spec.schedule
         progress.add(made, self._data.at(progress.done))
+        self._last = made
         if self.diverged is not None:
             return
         record = None
@@ -210,6 +212,8 @@ class RunState:
             lower=tuple(self._spec.prepared.method.task.metrics.lower),
             whole=whole,
             earlier=progress.history_so_far.records[: -1 if record is not None else None],
+            cohort=None if self._last is None else self._last.last_cohort,
+            state=state,
         )
 
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, ParamSpec
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxfl import engine, sampling, tree
 from jaxfl.client.fast import coordinates
@@ -137,6 +138,12 @@ class Advance(NamedTuple):
     def round_seconds(self) -> float:
         """Returns the seconds of one round."""
         return self.seconds / self.count
+
+    @property
+    def last_cohort(self) -> np.ndarray:
+        """Returns the ids of the clients that took part in the last round, ascending; of the round log of one seed."""
+        ids, mask = np.asarray(self.log.ids), np.asarray(self.log.mask)
+        return np.sort(ids[self.count - 1][mask[self.count - 1]])
 
 
 class Program:

@@ -195,6 +195,12 @@ class Event(NamedTuple):
         again: whether `record` replaces an earlier record of this round: where a callback has ended a run with
             `test_rows`, all rows are tested.
         whole: whether `record` is of all test rows where earlier ones were not: the last one of a run with `test_rows`.
+        cohort: ids of the clients that took part in the last round, ascending; None where no round was made since the
+            run was resumed. Rounds run together between two events: the cohorts of those before the last are not told.
+            `eval_every=1` has an event after every round, at the cost of an evaluation.
+        state: the method's state after the last round, in the device's memory; nothing is copied. The next round takes
+            this memory: keep `jax.device_get` of what is needed after the callback. Where the clients' models stay on
+            the host, it holds them as `Result.state` does.
     """
 
     round: int
@@ -214,6 +220,8 @@ class Event(NamedTuple):
     earlier: Sequence[dict[str, Any]] = ()
     again: bool = False
     whole: bool = False
+    cohort: np.ndarray | None = None
+    state: Any = None
 
 
 Callback = Callable[[Event], bool | None]  # True ends the run

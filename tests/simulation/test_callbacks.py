@@ -16,6 +16,8 @@ import optax
 import pytest
 
 import jaxfl
+from jaxfl import sampling
+from jaxfl.settings import user_code
 from jaxfl.simulation import callbacks, loggers
 from jaxfl.simulation.callbacks import ProgressBar
 from jaxfl.simulation.records import checkpoint
@@ -584,3 +586,48 @@ def test_a_run_that_a_callback_ends_is_told_with_its_times():
     jaxfl.run(jaxfl.methods.fedavg(task, optax.sgd(0.1)), data, rounds=9, eval_every=1, callbacks=told)
     lines = file.getvalue().splitlines()
     assert lines[-2].startswith("round 2/9") and lines[-1].startswith("round 2/2") and "took" in lines[-1]
+
+
+OUTSIDE = """
+import jax
+import numpy as np
+
+
+class Log:
+    def __init__(self):
+        self.rows, self.events = [], []
+
+    def __call__(self, event):
+        model = jax.tree.leaves(event.state.model)[0]
+        self.rows.append((event.round, event.cohort.tolist(), int(event.state.round), np.asarray(model)))
+        self.events.append(event)
+"""
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_a_callback_sees_who_took_part_and_what_was_made(seeds, tmp_path):
+    """One from a file outside of the package; the cohort is the one that the run's sampler draws."""
+    (tmp_path / "mine.py").write_text(OUTSIDE)
+    log = user_code.load(f"{tmp_path / 'mine.py'}:Log")()
+    data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
+    task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
+    method = jaxfl.methods.fedavg(task, optax.sgd(0.1))
+    found = jaxfl.run(method, data, rounds=3, cohort=3, seeds=[5, 6][:seeds], eval_every=1, callbacks=[log])
+    for seed, result in zip([5, 6][:seeds], found, strict=True):
+        rows = [row for row, event in zip(log.rows, log.events, strict=True) if event.seed in (seed, None)]
+        assert [(round, counted) for round, _, counted, _ in rows] == [(1, 1), (2, 2), (3, 3)]
+        for round, cohort, _, _ in rows:
+            drawn = sampling.uniform(jax.random.key(seed), jnp.int32(round - 1), data, 3)
+            assert cohort == sorted(np.asarray(drawn.ids)[np.asarray(drawn.mask)].tolist())
+        np.testing.assert_array_equal(rows[-1][3], jax.tree.leaves(result.state.model)[0])
+        assert abs(rows[0][3] - rows[1][3]).max() > 0
+
+
+def test_an_event_of_many_rounds_tells_the_last_cohort():
+    seen = []
+    data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
+    task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
+    method = jaxfl.methods.fedavg(task, optax.sgd(0.1))
+    jaxfl.run(method, data, rounds=40, cohort=3, seed=5, eval_every=40, callbacks=[seen.append])
+    drawn = sampling.uniform(jax.random.key(5), jnp.int32(39), data, 3)
+    assert seen[-1].cohort.tolist() == sorted(np.asarray(drawn.ids).tolist()) and len(seen) < 40
