@@ -96,7 +96,8 @@ class Job(NamedTuple):
     @property
     def of_its_data(self) -> bool:
         """Whether the task is built from the data's values, as a user's own may be, and not from their shapes alone."""
-        return user_code.is_address(self.settings.task_name)
+        settings = self.settings
+        return user_code.is_address(settings.task_name) or settings.run.get("class_weights") == "balanced"
 
     def directory(self) -> RunDirectory | None:
         """Returns the folder of the run, None without one."""

@@ -51,6 +51,7 @@ from jaxfl.simulation.program import shapes_of
 from jaxfl.tasks import Task, augmented, start_from, with_head, with_metrics
 from jaxfl.tasks.augmentation import black_level, parse_augmentation
 from jaxfl.tasks.class_metrics import parse_metrics
+from jaxfl.tasks.kinds import class_factors
 from jaxfl.typing import Array, Key
 from jaxfl.wire import Aggregator, Privacy, Transform, wired
 
@@ -262,7 +263,8 @@ def build(settings: Settings, data: FederatedData) -> Method:
         return lambda given: _method(given, task)
 
     black = None if settings.run.get("augment") is None else black_level(data).tobytes()  # a constant of its programs
-    build_with, values = _shared_build(settings, prepare, "method", shapes, black), numbers(settings)
+    factors = class_factors(data, "balanced").tobytes() if settings.run.get("class_weights") == "balanced" else None
+    build_with, values = _shared_build(settings, prepare, "method", shapes, black, factors), numbers(settings)
     own = settings.method_name in METHODS or _can_be_traced(build_with, tuple(values), shapes)
 
     def made(values: Mapping[str, float], method: Method) -> Method:
@@ -281,7 +283,7 @@ def build(settings: Settings, data: FederatedData) -> Method:
 
 def _task(settings: Settings, data: FederatedData) -> Task:
     """Returns the task that the settings describe, for a federation."""
-    how = {name: settings.run[name] for name in ("fast_forms", "compute") if name in settings.run}
+    how = {name: settings.run[name] for name in ("fast_forms", "compute", "class_weights") if name in settings.run}
     with models.one_line_errors(settings.model_name):
         task = tasks.create(settings.task_name, model(settings, data.num_classes), data, settings.task, **how)
     if (augment := settings.run.get("augment")) is not None:

@@ -122,6 +122,13 @@ RUN = (
     Option("compute", "float32", Compute, "number type of the network's layers; parameters and losses are float32"),
     Option("task", "auto", str, "task; auto is that of the data's labels, FILE.py:NAME is a function of yours"),
     Option(
+        "class_weights",
+        None,
+        Literal["balanced"] | tuple[float, ...] | None,
+        "factors of the losses by class, 1,2,5 for three classes, or balanced by their training rows, see "
+        "jaxfl.classification",
+    ),
+    Option(
         "local_steps",
         None,
         int | None,

@@ -14,6 +14,7 @@ from jaxfl.schema import Option, check_name, parameter_options, quoted
 from jaxfl.settings import user_code
 from jaxfl.settings.run_options import RUN
 from jaxfl.tasks import TASKS, Task
+from jaxfl.tasks.kinds import class_factors
 
 REMEDY = "it must be a function (network, data, *, options) that returns a task"
 
@@ -42,13 +43,16 @@ def create(
         network: that is trained.
         data: the federation.
         chosen: options of a user's function that differ from their defaults.
-        **how: `fast_forms` and `compute`, see `jaxfl.classification`; a user's function sets these itself.
+        **how: `fast_forms`, `compute` and `class_weights`, see `jaxfl.classification`; a user's function sets these
+            itself.
 
     Raises:
         ValueError: the labels are of another kind, or a user's function returns no task.
     """
     if not user_code.is_address(name):
         known: dict[str, Callable[..., Task]] = {"auto": TASKS[data.kind], **TASKS}
+        if known[name] is not TASKS["classification"]:
+            class_factors(data, how.pop("class_weights", None))  # refuses them without classes
         return known[name](network, data, **how)
     usual = {option.name: option.default for option in RUN}
     if changed := {key: value for key, value in how.items() if value != usual[key]}:

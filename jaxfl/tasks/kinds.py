@@ -2,7 +2,8 @@
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,16 +12,19 @@ import optax
 
 from jaxfl import tree
 from jaxfl.data.clients import Batch, FederatedData
+from jaxfl.data.describe import label_counts
 from jaxfl.data.labels import MASKED, LabelKind
 from jaxfl.models.adapters import Network
 from jaxfl.models.precision import Compute
 from jaxfl.models.weights import read_weights
-from jaxfl.schema import checked
+from jaxfl.schema import checked, quoted
 from jaxfl.tasks import contract
 from jaxfl.tasks.contract import Task
 from jaxfl.tasks.metrics import ACCURACY, LABELS, TOKENS, Metrics, of_targets
 from jaxfl.tasks.networks import OutputLosses, network_task
 from jaxfl.typing import Array, Key, Params
+
+ClassWeights = Literal["balanced"] | Sequence[float] | None
 
 
 def start_from(task: Task, path: str | os.PathLike) -> Task:
@@ -68,7 +72,12 @@ def start_from(task: Task, path: str | os.PathLike) -> Task:
 
 @checked
 def classification(
-    module: Network, data: FederatedData, *, fast_forms: bool = True, compute: Compute = "float32"
+    module: Network,
+    data: FederatedData,
+    *,
+    fast_forms: bool = True,
+    compute: Compute = "float32",
+    class_weights: ClassWeights = None,
 ) -> Task:
     """Returns the task of classifying the federation's inputs with a network: softmax cross-entropy.
 
@@ -95,9 +104,14 @@ def classification(
         data: the federation, with classes `[P]` as labels; the network is made for the shape of its inputs.
         fast_forms: whether convolutions, poolings and dense layers take the forms that are fast for many clients.
         compute: `"float32"` or `"bfloat16"`.
+        class_weights: factors of the rows' losses by class `[L]`, or `"balanced"`, see `class_factors`; None weighs all
+            classes 1. As in scikit-learn the loss of a batch is the sum of its rows' weighted losses, divided by their
+            number (PyTorch's `weight=` divides by the sum of the weights). It is the loss in training, where a method
+            compares models by their losses, and in tests; metrics are not weighted, nor are terms that a method adds.
 
     Raises:
-        ValueError: the labels are no classes; or the module does not return one logit per class of `data`, keeps
+        ValueError: the labels are no classes, class weights are negative, not finite or not one for each class; or the
+            module does not return one logit per class of `data`, keeps
             variables of other kinds, running averages without a mask; or, of flax, has dropout that is off while
             clients train or on while they are tested.
 
@@ -108,13 +122,61 @@ def classification(
     [('bias', (10,)), ('kernel', (64, 10))]
     """
     _check_kind("classification", data)
+    factors = class_factors(data, class_weights)
 
     def losses(logits: Array, batch: Batch) -> Array:
-        return optax.softmax_cross_entropy_with_integer_labels(logits, batch.y)  # [B]
+        each = optax.softmax_cross_entropy_with_integer_labels(logits, batch.y)  # [B]
+        return each if factors is None else each * jnp.asarray(factors, each.dtype)[batch.y]
 
     what = f"one logit for each of the {data.num_classes} classes"
     outputs = {"shape": (data.num_classes,), "what": what, "mix": contract.mix_classes}
     return network_task(module, data, losses, ACCURACY, fast_forms=fast_forms, compute=compute, **outputs)
+
+
+def class_factors(data: FederatedData, class_weights: ClassWeights) -> np.ndarray | None:
+    """Returns the factor of each class's losses `[L]` float64, or None where no class is weighted.
+
+    `"balanced"` is scikit-learn's n / (C n_c), of the n training rows of all clients that are not held out, of which
+    n_c have class c, as the clients see them; C is the number of classes that these rows have, and the others weigh 1.
+    The mean factor of a training row is 1. Data that drift have the factors of their first rounds.
+
+    Args:
+        data: the federation, with classes as labels.
+        class_weights: as for `classification`.
+
+    Raises:
+        ValueError: weights are negative, not finite, all 0, or not one for each class.
+
+    >>> from jaxfl.data import load
+    >>> data = load("pathological-digits", num_clients=4)
+    >>> counts = label_counts(data).sum(0)
+    >>> bool(np.allclose(class_factors(data, "balanced") * counts, counts.sum() / 10))
+    True
+    """
+    if class_weights is None:
+        return None
+    if data.kind != "classification":
+        raise ValueError(
+            f"class_weights needs classes as labels, got {quoted(class_weights)} for those of {data.name}, whose task "
+            f"is {data.kind}; leave it out."
+        )
+    if isinstance(class_weights, str):
+        trains = np.ones(data.num_clients, bool) if data.held_out is None else ~np.asarray(data.held_out)
+        counts = label_counts(data)[trains].sum(0)
+        mean = counts.sum() / max(np.count_nonzero(counts), 1)
+        return np.where(counts > 0, mean / np.maximum(counts, 1), 1.0)
+    factors = np.asarray(class_weights, np.float64)
+    if factors.shape != (data.num_classes,):
+        raise ValueError(
+            f"class_weights must be one number for each of the {data.num_classes} classes, got {factors.size}; "
+            '"balanced" computes them.'
+        )
+    if not (np.isfinite(factors) & (factors >= 0)).all() or not factors.any():
+        raise ValueError(
+            f"class_weights must be finite, at least 0 and not all 0, got {factors.tolist()}; 1 weighs a class as "
+            "without weights."
+        )
+    return factors
 
 
 @checked
