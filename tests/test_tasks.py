@@ -11,6 +11,7 @@ import pytest
 from flax import linen as nn
 from scipy import special
 from sklearn import metrics as sk
+from sklearn.utils import class_weight
 
 import jaxfl
 from jaxfl.client.passes import rows_at_once
@@ -491,3 +492,24 @@ def test_a_batch_that_is_looked_at_in_training_alone_is_a_whole_one_too(always):
     """Full batches of more rows than a block are not put together from blocks, each with a mean of its own."""
     assert jaxfl.classification(Centred(always), FLOATS).whole
     assert not jaxfl.classification(nn.Dense(3), FLOATS).whole
+
+
+@pytest.mark.parametrize("weights", ["balanced", (0.5, 2.0, 0.0)])
+def test_losses_of_classes_weigh_as_scikit_learn_has_it(weights):
+    """The gradient is that of the sum of weighted losses over the number of rows, up to float32."""
+    labels = np.array([0, 0, 0, 0, 1, 1, 2, 2, 2, 2, 2, 2])
+    parts = [np.arange(0, 5), np.arange(5, 9), np.arange(9, 12)]  # the last one is held out
+    inputs, out = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32), np.array([False, False, True])
+    data = federate(inputs, labels, parts, parts, num_classes=3, held_out=out)
+    task = jaxfl.classification(nn.Dense(3), data, class_weights=weights)
+    batch = Batch(jnp.asarray(inputs), jnp.asarray(labels, jnp.int32), jnp.arange(12) < 10)  # two of padding
+    kernel = np.random.default_rng(1).normal(size=(4, 3)).astype(np.float32)
+    model = {"kernel": jnp.asarray(kernel), "bias": jnp.zeros(3)}
+    loss, slope = jax.value_and_grad(task.loss)(model, batch, jax.random.key(0))
+    if weights == "balanced":
+        weights = class_weight.compute_class_weight("balanced", classes=np.arange(3), y=labels[:9])
+    factors = np.asarray(weights)[labels[:10]]
+    shares = special.softmax((inputs[:10] @ kernel).astype(float), 1)
+    np.testing.assert_allclose(loss, (factors * -np.log(shares[np.arange(10), labels[:10]])).sum() / 10, rtol=1e-5)
+    away = (shares - np.eye(3)[labels[:10]]) * factors[:, None] / 10
+    np.testing.assert_allclose(slope["kernel"], inputs[:10].T @ away, rtol=1e-5, atol=1e-6)

@@ -138,7 +138,7 @@ def _full_batch(
     task: Task,
     optimizer: optax.GradientTransformationExtraArgs,
     descend: Descend,
-    local_epochs: Epochs,
+    local_epochs: int,
     block: int,
     recorded_steps: int,
 ) -> Train:

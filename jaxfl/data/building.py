@@ -49,6 +49,7 @@ def federate(
     group: np.ndarray | None = None,
     causes: Mapping[str, np.ndarray] | None = None,
     held_out: np.ndarray | None = None,
+    client_weights: np.ndarray | None = None,
     mean: float | np.ndarray | None = None,
     std: float | np.ndarray | None = None,
     name: str = "data",
@@ -74,6 +75,8 @@ def federate(
         label_map: what each class is called, for M maps `[M, L]`; `label_shift` then numbers the map of each client.
         causes: for each way in which the clients were made different, by name, the number of each client's pattern
             `[N]`, see `jaxfl.data.causes`; without `group`, the groups are the products of all causes.
+        client_weights: weight of each client in averages by rows (`weighting="rows"`) `[N]`, in the place of its number
+            of rows.
         mean, std: normalisation in the units of `inputs`, a number or one per channel. For floats the default of one
             alone is 0 or 1, and there is no normalisation if both are left out.
         name, group_names, class_names, client_names: names for plots and tables; client names for all or for none.
@@ -135,6 +138,7 @@ def federate(
         group=_whole_numbers("group", group),
         causes={cause: _pattern_numbers(cause, pattern) for cause, pattern in (causes or {}).items()},
         held_out=None if held_out is None else _bools_per_client("held_out", held_out),
+        client_weights=_weights_per_client(client_weights),
         mean=mean,
         std=std,
         num_classes=num_classes,
@@ -145,6 +149,7 @@ def federate(
     )
     check_label_maps(data)
     check_client_lists(data)
+    check_client_weights(data)
     check_names(data)
     for part, split in data.splits.items():
         check_split(part, split, len(inputs))
@@ -229,6 +234,32 @@ def _bools_per_client(name: str, values: Any) -> np.ndarray:
         remedy = remedies.get(values.dtype.kind, "convert words by values == 'True'")
         raise ValueError(f"{name} must be True or False for each client, got {values.dtype}; {remedy}.")
     return values.astype(bool)
+
+
+def _weights_per_client(values: Any) -> np.ndarray | None:
+    """Returns weights of all clients `[N]` float32; raises ValueError unless they are numbers."""
+    if values is None:
+        return None
+    values = plain_array("client_weights", values)
+    if values.dtype.kind not in "iuf":
+        raise ValueError(f"client_weights must be numbers, one for each client, got {values.dtype}.")
+    return values.astype(np.float32)
+
+
+def check_client_weights(data: FederatedData) -> None:
+    """Raises ValueError unless weights of clients are finite, not negative, and not all 0 of those with rows."""
+    if data.client_weights is None:
+        return
+    weights = np.asarray(data.client_weights)
+    if weights.ndim != 1 or not (np.isfinite(weights) & (weights >= 0)).all():
+        wrong = int(np.argmin(np.isfinite(weights) & (weights >= 0))) if weights.ndim == 1 else None
+        got = f"{weights[wrong]} of client {wrong}" if wrong is not None else f"shape {weights.shape}"
+        raise ValueError(f"client_weights must be one finite number of at least 0 for each client, got {got}.")
+    if not weights[np.asarray(data.train.size) > 0].any() and np.asarray(data.train.size).any():
+        raise ValueError(
+            "client_weights must be above 0 for at least one client with training rows, got only 0; leave them out to "
+            "weigh by rows."
+        )
 
 
 def _finite_degrees(tilt: np.ndarray | None, dtype: Any) -> np.ndarray | None:

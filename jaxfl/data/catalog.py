@@ -408,6 +408,11 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
         source = dataclasses.replace(source, central=True)
     with postponed_copies(), assignment.assigned(rules[row.skew]):
         data = _skew_builder(row)(source, seed=seed, **options_for("skew"))
+    if source.client_weights is not None and data.client_weights is None:
+        raise ValueError(
+            f"client_weight needs clients that are the makers of their rows, got {name}, which divides the rows; take "
+            f"writers-{row.source}, or leave it out."
+        )
     if sources.entry(row.source).user_files is not None:
         leaks.warn_repeated_rows(data)
         if data.num_classes > 1 or data.kind == "regression":  # of one class `federate` warns

@@ -228,6 +228,8 @@ class FederatedData:
         group: the true group of each client `[N]`, or None if unknown; used by metrics, never by a method.
         causes: for each cause by which the groups were planted (`rotation`, `labels`, `classes`, ...) the number of
             each client's pattern `[N]`; empty if unknown. Used like `group`, see `jaxfl.data.causes`.
+        client_weights: weight of each client in averages by rows, in the place of its number of rows `[N]` float32, or
+            None; a client of weight 0, or without rows, does not count.
         held_out: True for clients that are held out of training and served as newcomers `[N]`, or None.
         mean, std: the inputs become `(inputs - mean) / std`; scalars or one number per channel; None is no
             normalisation of floats.
@@ -304,6 +306,7 @@ class FederatedData:
     white: int = struct.field(pytree_node=False, default=255)
     noise_seed: int = struct.field(pytree_node=False, default=0)
     widened: int = struct.field(pytree_node=False, default=0)
+    client_weights: AnyArray | None = struct.field(metadata=KNOWN, default=None)
 
     def __repr__(self) -> str:
         """Returns one line of text without the examples."""

@@ -1,6 +1,7 @@
 """Federations by natural partition: a client for each writer, person or site that made the examples."""
 
 import warnings
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -108,7 +109,12 @@ def writers(
     makers = [maker.decode("utf-8", "backslashreplace") if isinstance(maker, bytes) else str(maker) for maker in makers]
     if by == "group" and source.group_names:
         makers = [source.group_names[clients[part[0]]] for part in parts]
-    return pack(source, "writers", inputs, labels, train, test, group, names, held_out, makers, cause="makers")
+    weights = _client_weights(source, parts, makers) if by == "client" else None
+    return pack(
+        *(source, "writers", inputs, labels, train, test, group, names, held_out, makers),
+        cause="makers",
+        client_weights=weights,
+    )
 
 
 def _choose_makers(
@@ -188,3 +194,18 @@ def _client_groups(source: Source, parts: partition.Parts) -> np.ndarray | None:
         )
         return None
     return np.array([group[0] for group in known], np.int32)
+
+
+def _client_weights(source: Source, parts: partition.Parts, names: Sequence[str]) -> np.ndarray | None:
+    """Returns the weight of each client in averages `[N]`, 0 without training rows; None if there are no weights."""
+    weights = source.client_weights
+    if weights is None:
+        return None
+    known = [weights[part[part < len(weights)]] for part in parts]  # a maker may have test rows only
+    for name, own in zip(names, known, strict=True):
+        if (own != own[:1]).any():
+            raise ValueError(
+                f"client_weight must be the same in all rows of a client, but client {name} of {source.name} has "
+                f"{own[0]:g} and {own[np.argmax(own != own[0])]:g}."
+            )
+    return np.array([own[0] if len(own) else 0 for own in known], np.float32)

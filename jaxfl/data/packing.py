@@ -25,6 +25,7 @@ def pack(
     client_names: Sequence[str] = (),
     *,
     cause: str | None = None,
+    client_weights: np.ndarray | None = None,
 ) -> FederatedData:
     """Returns the federation of the rows of a partition, with names and normalisation of the source.
 
@@ -37,6 +38,7 @@ def pack(
         group, group_names: the true groups, if known.
         held_out: mask of the held-out clients `[N]`.
         client_names: one name for each client.
+        client_weights: weight of each client in averages `[N]`, or None.
         cause: the cause of the true groups, see `jaxfl.data.causes`.
 
     Warns:
@@ -52,6 +54,7 @@ def pack(
         num_classes=source.num_classes,
         group=group,
         held_out=held_out,
+        client_weights=client_weights,
         mean=source.mean,
         std=source.std,
         name=f"{skew}-{source.name}",

@@ -22,6 +22,7 @@ from jaxfl.data import labels as kinds
 from jaxfl.data.building import (
     CAUSE,
     check_client_lists,
+    check_client_weights,
     check_groups,
     check_input_type,
     check_label_maps,
@@ -56,7 +57,7 @@ ARRAY_TYPES = {  # types of the arrays that always have the same type
     **dict.fromkeys(("trigger.target", *(f"{split}.triggered" for split in SPLITS)), "int32"),
     **{f"{split}.{part}": "int32" for split in SPLITS for part in ("rows", "start", "size")},
     **dict.fromkeys(("held_out", "absent", "attack.attacker", *(f"{split}.flipped" for split in SPLITS)), "bool"),
-    **dict.fromkeys(("stragglers", "attack.scale", "rate"), "float32"),
+    **dict.fromkeys(("stragglers", "attack.scale", "rate", "client_weights"), "float32"),
 }
 
 
@@ -235,6 +236,7 @@ def _check_arrays(folder: Path, data: FederatedData) -> None:
         for name, split in data.splits.items():
             check_split(name, split, len(data.inputs))
         check_client_lists(data)
+        check_client_weights(data)
         check_label_maps(data)
         check_names(data)
         _check_ranges(data)

@@ -76,12 +76,21 @@ def contribute_to_all(values: Params, weights: Array, *, start: Any = None) -> C
 def client_weight(data: FederatedData, client: Array, weighting: Weighting) -> Array:
     """Returns a client's weight in an average: its training rows, or 1; a client without rows weighs nothing.
 
+    Of a federation with `client_weights`, these take the place of the numbers of rows.
+
+    Args:
+        data: the federation.
+        client: its id `[]`, or ids of any shape.
+        weighting: `"rows"` or `"uniform"`.
+
     >>> from jaxfl.data import synthetic
     >>> data = synthetic.clustered_linear(num_clients=4, num_groups=2, rows=5)
     >>> float(client_weight(data, jnp.int32(0), "rows")), float(client_weight(data, jnp.int32(0), "uniform"))
     (5.0, 1.0)
     """
-    size = data.train.size[client]
+    size = jnp.asarray(data.train.size)[client]
+    if weighting == "rows" and data.client_weights is not None:
+        return jnp.where(size > 0, jnp.asarray(data.client_weights, jnp.float32)[client], 0)
     return (size if weighting == "rows" else (size > 0)).astype(jnp.float32)
 
 

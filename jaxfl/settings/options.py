@@ -263,8 +263,10 @@ def build(settings: Settings, data: FederatedData) -> Method:
         return lambda given: _method(given, task)
 
     black = None if settings.run.get("augment") is None else black_level(data).tobytes()  # a constant of its programs
-    factors = class_factors(data, "balanced").tobytes() if settings.run.get("class_weights") == "balanced" else None
-    build_with, values = _shared_build(settings, prepare, "method", shapes, black, factors), numbers(settings)
+    balanced = settings.run.get("class_weights") == "balanced"
+    factors = class_factors(data, "balanced") if balanced else None
+    constants = black, None if factors is None else factors.tobytes()
+    build_with, values = _shared_build(settings, prepare, "method", shapes, *constants), numbers(settings)
     own = settings.method_name in METHODS or _can_be_traced(build_with, tuple(values), shapes)
 
     def made(values: Mapping[str, float], method: Method) -> Method:

@@ -30,6 +30,7 @@ FULL = Source(
     clients=np.repeat(["ann", "bob", "cid", "dän"], 5),
     test_clients=np.repeat(["ann", "bob"], 3),
     client_groups=np.repeat([1, 0], 10),
+    client_weights=np.repeat([0.5, 2.0, 1.0, 0.0], 5),
     group_names=("south", "north"),
     domains=np.arange(20) % 2,
     test_domains=np.arange(6) % 2,
@@ -432,3 +433,13 @@ def test_times_to_predict_have_a_remedy(tmp_path):
     np.savez(tmp_path / "times.npz", x=IMAGES, y=np.arange(20).astype("M8[s]"))
     with pytest.raises(ValueError, match=mentions("times.npz", "datetime64[s]", "np.timedelta64")):
         npz.load(tmp_path / "times.npz")
+
+
+def test_an_array_has_the_weights_of_clients(tmp_path):
+    arrays = PLAIN | {"client": np.repeat(np.arange(4), 5), "size": np.repeat([3, 1, 0, 2], 5)}
+    np.savez(tmp_path / "own.npz", **arrays)
+    found = data.load("writers-npz", data_dir=tmp_path / "own.npz", client_weight="size")
+    assert found.client_weights.tolist() == [3, 1, 0, 2] and found.client_weights.dtype == np.float32
+    assert data.load("writers-npz", data_dir=tmp_path / "own.npz").client_weights is None
+    with pytest.raises(ValueError, match=mentions("own.npz", "weights", "client_weight")):
+        data.load("writers-npz", data_dir=tmp_path / "own.npz", client_weight="weights")

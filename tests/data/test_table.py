@@ -482,3 +482,34 @@ def test_points_are_no_decimals_where_commas_are(tmp_path):
         table.load(path, target="b", separator=";", decimal=",")
     with pytest.raises(ValueError, match=mentions("separator", "parquet")):
         table.load(written(tmp_path, "parquet"), **ROLES, separator=";")
+
+
+def test_a_column_has_the_weights_of_clients(tmp_path):
+    share = FRAME.who.map({"ann": 0.5, "bob": 2.0, "cid": 0.0})
+    (tmp_path / "with").mkdir()
+    path = written(tmp_path / "with", "csv", FRAME.assign(share=share))
+    roles = {"target": "sold", "client": "who", "client_weight": "share", "categories": "site:colour"}
+    without = {name: value for name, value in roles.items() if name != "client_weight"}
+    found = data.load("writers-table", data_dir=path, **roles)
+    assert dict(zip(found.client_names, found.client_weights.tolist(), strict=True)) == {"ann": 0.5, "bob": 2, "cid": 0}
+    assert found.input_shape == data.load("writers-table", data_dir=written(tmp_path), **without).input_shape
+    with pytest.raises(ValueError, match=mentions("client_weight", "iid-table", "writers-table")):
+        data.load("iid-table", data_dir=path, num_clients=2, **roles)
+
+
+@pytest.mark.parametrize(
+    ("row", "value", "words"),
+    [
+        (3, 0.75, ("client_weight", "client ann", "0.5", "0.75")),
+        (3, "", ("share", "row 3")),
+        (slice(0, 10), -1, ("client_weights", -1.0, "client 0")),
+        (slice(0, 30), 0, ("client_weights", "only 0")),
+    ],
+)
+def test_weights_of_clients_that_are_none_are_refused(tmp_path, row, value, words):
+    share = FRAME.who.map({"ann": 0.5, "bob": 2.0, "cid": 0.0}).astype(object)
+    share.iloc[row] = value
+    path = written(tmp_path, "csv", FRAME.assign(share=share))
+    roles = {"target": "sold", "client": "who", "client_weight": "share", "categories": "site:colour"}
+    with pytest.raises(ValueError, match=mentions(*words)):
+        data.load("writers-table", data_dir=path, **roles)

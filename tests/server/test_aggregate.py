@@ -3,10 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import jaxfl
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.server import aggregate
 from tests.messages import mentions
@@ -119,6 +121,46 @@ def test_weights():
     rows, uniform = ([float(aggregate.client_weight(data, i, by)) for i in range(6)] for by in ("rows", "uniform"))
     assert rows == data.train.size.tolist() and rows[1] == 0
     assert uniform == [float(size > 0) for size in data.train.size]
+
+
+def test_given_weights_take_the_place_of_rows():
+    """FedAvg's model is the mean of its clients' models by these weights; only their ratios count."""
+    rng = np.random.default_rng(0)
+    inputs, labels = rng.normal(size=(30, 3)).astype(np.float32), np.arange(30) % 2
+    rows = [np.arange(0, 12), np.arange(12, 20), np.arange(20, 30), np.arange(0)]
+    weights = np.array([0.001, 0.003, 0.0, 5.0])
+
+    def model(given):
+        data = jaxfl.data.federate(inputs, labels, rows, rows, num_classes=2, client_weights=given)
+        task = jaxfl.classification(jaxfl.models.Logistic(num_classes=2), data)
+        method = jaxfl.methods.fedavg(task, optax.sgd(0.5), local_epochs=2)
+        return jax.tree.leaves(jaxfl.run(method, data, rounds=1, seed=3).state.model)
+
+    alone = [model(np.eye(4)[client]) for client in range(2)]
+    for found, first, second in zip(model(weights), *alone, strict=True):
+        np.testing.assert_allclose(found, 0.25 * first + 0.75 * second, rtol=1e-5, atol=1e-7)
+    for found, first in zip(model(None), model(np.array([12, 8, 10, 7])), strict=True):
+        np.testing.assert_array_equal(found, first)
+    data = jaxfl.data.federate(inputs, labels, rows, rows, num_classes=2, client_weights=weights)
+    assert [float(aggregate.client_weight(data, i, "uniform")) for i in range(4)] == [1, 1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ([1.0, -1.0], ("client_weights", -1.0, "client 1")),
+        ([np.nan, 1.0], ("client_weights", "nan", "client 0")),
+        ([0.0, 0.0], ("client_weights", "only 0")),
+        ([1.0], ("client_weights", 2, 1)),
+        (["a", "b"], ("client_weights", "numbers")),
+    ],
+)
+def test_weights_that_weigh_nothing_are_refused(weights, words):
+    rows = [np.arange(2), np.arange(2, 4)]
+    with pytest.raises(ValueError, match=mentions(*words)):
+        jaxfl.data.federate(
+            np.eye(4, dtype=np.float32), np.arange(4) % 2, rows, rows, num_classes=2, client_weights=np.array(weights)
+        )
 
 
 def test_unknown_weighting_names_the_remedy():

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import jaxfl
 from jaxfl import data as federations
 from jaxfl import sampling
+from jaxfl.data.describe import label_counts
 from jaxfl.methods import METHODS, Row, fedavg
 from jaxfl.schema import Option, function_options
 from jaxfl.settings import options, reading
@@ -429,3 +431,82 @@ def test_options_of_every_run_leave_a_method_its_names(method):
     """Otherwise one of its options could not be set without its owner."""
     of_runs = {option.name for option in options.options_of_runs(method)}
     assert not of_runs & set(function_options(METHODS[method].factory))
+
+
+def test_local_steps_take_the_place_of_local_epochs():
+    """As text, and as a value from Python; of another method the number of epochs stays."""
+    few = options.route("fedavg", "rotated-digits", ["local_steps=20", "batch_size=5"])
+    assert few.run["local_steps"] == 20 and "local_epochs" not in few.method
+    assert options.route("fedavg", "rotated-digits", ["batch_size=5"], local_epochs=jaxfl.Steps(20)) == few
+    parts = options.route("fedavg", "rotated-digits", ["local_epochs=0.5"]), options.route("fedavg", "rotated-digits")
+    assert [one.complete()["method.local_epochs"] for one in parts] == [0.5, 5]
+    whole = options.route("fedavg", "rotated-digits", ["local_epochs=2"]).complete()["method.local_epochs"]
+    assert type(whole) is int, "the identity of a run is as before"
+
+
+@pytest.mark.parametrize(
+    ("method", "items", "words"),
+    [
+        ("fedavg", ["local_steps=20", "local_epochs=2"], ("local_steps", 20, "local_epochs=2")),
+        ("fedavg", ["local_steps=0"], ("local_steps", 0)),
+        ("fedavg", ["local_steps=2.5"], ("local_steps", "2.5")),
+        ("fedsgd", ["local_steps=20"], ("local_steps", 20, "fedsgd")),
+    ],
+)
+def test_local_steps_are_refused(method, items, words):
+    with pytest.raises(ValueError, match=mentions(*words)):
+        options.route(method, "rotated-digits", items)
+
+
+def test_steps_of_a_named_run_are_those_of_as_many_epochs():
+    """Of clients with 25 rows each and batches of 5, ten steps are two epochs."""
+    small = {"num_clients": 4, "rows_per_client": 25, "model": "logistic", "batch_size": 5, "rounds": 2, "cohort": 1.0}
+    epochs, steps, half = (
+        jaxfl.run_named("scaffold", "rotated-digits", **small, **length)
+        for length in ({"local_epochs": 2}, {"local_steps": 10}, {"local_epochs": 0.5})
+    )
+    assert epochs.data.train.size.tolist() == [25] * 4
+    for one, other in zip(jax.tree.leaves(epochs.state), jax.tree.leaves(steps.state), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
+    model, shorter = (jax.tree.leaves(one.state.model)[0] for one in (epochs, half))
+    assert abs(model - shorter).max() > 1e-3
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_balanced_classes_are_those_of_the_run_s_own_rows(seed):
+    """Federations of the same shapes do not share the weights of one."""
+    settings = options.route(
+        "fedavg", "dirichlet-digits", ["num_clients=4", "class_weights=balanced", "model=logistic"]
+    )
+    first, data = (options.load(settings, seed=one) for one in (5, seed))
+    options.build(settings, first)
+    task = options.build(settings, data).task
+    batch = data.batch(data.train, 0, np.arange(3, dtype=np.int32))
+    model = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), jax.eval_shape(task.init, jax.random.key(0)))
+    counts = label_counts(data).sum(0)
+    wanted = counts.sum() / (10 * counts[np.asarray(batch.y)])
+    np.testing.assert_allclose(task.losses(model, batch, None), wanted * np.log(10), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("data", "value", "words"),
+    [
+        ("rotated-digits", "1,2", ("class_weights", 10, 2)),
+        ("rotated-digits", "1,1,1,1,1,1,1,1,1,-1", ("class_weights", -1.0)),
+        ("rotated-digits", "0,0,0,0,0,0,0,0,0,0", ("class_weights", "all 0")),
+        ("ratings", "balanced", ("class_weights", "balanced", "regression")),
+    ],
+)
+def test_class_weights_are_refused(data, value, words):
+    settings = options.route("fedavg", "rotated-digits", [f"class_weights={value}", "num_clients=4"])
+    federation = options.load(settings)
+    if data == "ratings":
+        rows = [np.arange(4), np.arange(4)]
+        federation = federations.federate(np.eye(4, dtype=np.float32), np.linspace(0, 1, 4), rows, rows)
+    with pytest.raises(ValueError, match=mentions(*words)):
+        options.build(settings, federation)
+
+
+def test_other_words_for_class_weights_are_refused():
+    with pytest.raises(ValueError, match=mentions("class_weights", '"balance"', '"balanced"')):
+        options.route("fedavg", "rotated-digits", ["class_weights=balance"])

@@ -30,6 +30,7 @@ class Source:
         test_clients: maker of each example of the official test set `[Q]`, or None if its makers are unknown or are not
             those of the training examples.
         client_groups: the group of each training example's client `[P]`, ints from 0, or None.
+        client_weights: the weight in averages of each training example's client `[P]`, or None.
         group_names: one name per group of `client_groups`.
         domains: domain of each training example `[P]`, ints from 0, or None; see `combined`.
         test_domains: the same for the official test set `[Q]`, or None.
@@ -63,6 +64,7 @@ class Source:
     std: float | np.ndarray | None = None
     fit: Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None
     central: bool = False
+    client_weights: np.ndarray | None = None
 
     @functools.cached_property
     def pool(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:

@@ -63,7 +63,7 @@ def check_rows(
 
     Args:
         path: path of the file, for the messages.
-        arrays: `x`, `y` and any of `client`, `group`, `domain`, each after the prefix.
+        arrays: `x`, `y` and any of `client`, `group`, `domain`, `client_weight`, each after the prefix.
         file_names: names of the arrays in the file, where they differ.
         prefix: `"test_"` for the official test set, which must have the type of the training examples.
     """
@@ -72,7 +72,8 @@ def check_rows(
         raise ValueError(
             f"{path}: {file_names.get(f'{prefix}x', f'{prefix}x')} must be [P, ...], a row for each example."
         )
-    for column in (f"{prefix}{key}" for key in ("y", "client", "group", "domain") if f"{prefix}{key}" in arrays):
+    columns = ("y", "client", "group", "domain", "client_weight")
+    for column in (f"{prefix}{key}" for key in columns if f"{prefix}{key}" in arrays):
         values, name = arrays[column], file_names.get(column, column)
         if images is None:
             raise ValueError(f"{path}: {name} must be left out, because there are no examples of a test set.")

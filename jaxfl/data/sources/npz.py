@@ -44,6 +44,7 @@ FIELDS = {
     "client": "clients",
     "test_client": "test_clients",
     "group": "client_groups",
+    "client_weight": "client_weights",
     "domain": "domains",
     "test_domain": "test_domains",
     "class_group": "class_groups",
@@ -53,13 +54,20 @@ FIELDS = {
 
 
 def load(
-    data_dir: Folder = None, *, image: str = "x", label: str = "y", client: str = "client", group: str = "group"
+    data_dir: Folder = None,
+    *,
+    image: str = "x",
+    label: str = "y",
+    client: str = "client",
+    group: str = "group",
+    client_weight: str = "client_weight",
 ) -> Source:
     """Returns the examples of one `.npz` file, whose path is given as `data_dir`.
 
     Its arrays are `x [P, ...]` (uint8, float32 or float64; or other integers `[P, T]`, such as tokens) and `y [P]`
     (integers from 0; or labels of another kind, such as floats to predict, see `jaxfl.data.labels`). Optional arrays
-    are `client [P]` (maker of the example), `group [P]` (group of that client), `domain [P]` (for the skew `hybrid`),
+    are `client [P]` (maker of the example), `group [P]` (group of that client), `client_weight [P]` (its weight in
+    averages by rows, in the place of its number of rows), `domain [P]` (for the skew `hybrid`),
     `test_x`, `test_y`, `test_client`, `test_domain`, `mean`, `std`, `class_names`, and `group_names` and
     `domain_names`, with which `group` and `domain` are numbers from 0.
 
@@ -67,6 +75,7 @@ def load(
         data_dir: path of the file.
         image, label, client, group: names of `x`, `y`, `client` and `group` in the file; the official test set has the
             same names after `test_`.
+        client_weight: name of that array in the file; "" reads none.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -76,12 +85,12 @@ def load(
         got = missing_file_phrase(data_dir)
         raise FileNotFoundError(f"npz needs data_dir, the path of an .npz file with arrays x and y: {got}.")
     path = Path(data_dir)
-    names = {"x": image, "y": label, "client": client, "group": group}
+    names = {"x": image, "y": label, "client": client, "group": group, "client_weight": client_weight}
     names |= {f"test_{key}": f"test_{names[key]}" for key in ("x", "y", "client")}
     file, existing = read(path, {*names.values(), *EXTRAS})
     if not existing:
         raise ValueError(f"{path} must have arrays x and y, got none; write it with np.savez(path, x=..., y=...).")
-    required = {key for key, default in (("client", "client"), ("group", "group")) if names[key] != default}
+    required = {key for key in ("client", "group", "client_weight") if names[key] not in (key, "")}
     tested = {"test_x", "test_y"} if {names["test_x"], names["test_y"], names["test_client"]} & set(file) else set()
     # a test set of other names would be ignored
     tested |= {key for key in ("test_x", "test_y", "test_client") if key in existing and names[key] not in file}
@@ -169,6 +178,10 @@ def _source_from_arrays(path: Path, arrays: Mapping[str, np.ndarray], file_names
     if origin is None:  # what `save` writes was told when it was read
         for key in ("client", "group", "domain"):
             checks.warn_alike_texts(f"{path}: {file_names.get(key, key)}", arrays.get(key), arrays.get(f"test_{key}"))
+    weights = arrays.get("client_weight")
+    if weights is not None and weights.dtype.kind not in "iuf":
+        name = file_names.get("client_weight", "client_weight")
+        raise ValueError(f"{path}: {name} must be numbers, got {weights.dtype}.")
     groups = arrays.get("group")
     if groups is not None and "group" not in names and origin is None:
         values, groups = np.unique(groups, return_inverse=True)
@@ -188,6 +201,7 @@ def _source_from_arrays(path: Path, arrays: Mapping[str, np.ndarray], file_names
         clients=arrays.get("client"),
         test_clients=arrays.get("test_client"),
         client_groups=groups,
+        client_weights=weights,
         group_names=names.get("group", ()),
         domains=arrays.get("domain"),
         test_domains=arrays.get("test_domain"),

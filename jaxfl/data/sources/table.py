@@ -45,6 +45,7 @@ class Roles(NamedTuple):
         group: column of the true group of that client; "" if unknown.
         categories: columns of features whose values are names.
         numbers: columns of features whose values are numbers.
+        weight: column of the weight of that client in averages; "" if it is its number of rows.
     """
 
     target: str
@@ -52,6 +53,7 @@ class Roles(NamedTuple):
     group: str
     categories: tuple[str, ...]
     numbers: tuple[str, ...]
+    weight: str = ""
 
 
 @checked
@@ -61,6 +63,7 @@ def load(
     target: str = "",
     client: str = "",
     group: str = "",
+    client_weight: str = "",
     categories: str = "",
     numbers: str = "",
     target_kind: TargetKind = "auto",
@@ -77,6 +80,8 @@ def load(
         target: the column to predict.
         client: the column with the maker of each row; "" if unknown, for a skew that divides the rows.
         group: the column of the clients' true group, for the metrics with a natural partition; "" if unknown.
+        client_weight: the column of the clients' weights in averages by rows, in the place of their numbers of rows;
+            the same in all rows of a client. "" is none.
         categories: columns of categories, separated by colons: `"city:trade"`.
         numbers: columns of numbers, separated by colons; "" is all columns with a name and without another role. The
             row numbers that pandas writes have no name.
@@ -108,10 +113,10 @@ def load(
     path = Path(data_dir)
     form = files.check_format(separator, decimal, encoding)
     columns = files.read_names(path, form)
-    given = Roles(target, client, group, _split_names(categories), _split_names(numbers))
+    given = Roles(target, client, group, _split_names(categories), _split_names(numbers), client_weight)
     if not target:
         raise ValueError(f"target must be the column to predict, one of {', '.join(columns)}, got none; set target.")
-    used = [name for name in (target, client, group, *given.categories, *given.numbers) if name]
+    used = [name for name in (target, client, group, client_weight, *given.categories, *given.numbers) if name]
     for name in used:
         if name not in columns:
             files.check_separator(path, columns, form)
@@ -124,7 +129,7 @@ def load(
         if used.count(name) > 1:
             raise ValueError(f"{name} must have one role, got two; target, client and group cannot be features.")
     for name in columns:
-        if name not in (target, client, group) and checks.is_split(name):
+        if name not in (target, client, group, client_weight) and checks.is_split(name):
             warnings.warn(checks.split_sentence(path, name), stacklevel=2)
     rest = tuple(name for name in columns if name not in used and not re.fullmatch(UNNAMED, name))
     roles = given if numbers else given._replace(numbers=rest)
@@ -211,12 +216,19 @@ def read_source(
     if roles.group:
         group_names, groups = np.unique(_text_column(path, roles.group, frame[roles.group]), return_inverse=True)
         checks.warn_alike_texts(f"{path}: {roles.group}", group_names)
+    weights = None
+    if roles.weight:
+        written = frame[roles.weight]
+        weights = _number_column(
+            path, roles.weight, _with_point(written, form.decimal), "leave client_weight out", written=written
+        )
     return Source(
         name,
         inputs,
         labels,
         num_classes,
         clients=clients,
+        client_weights=weights,
         client_groups=groups,
         group_names=tuple(group_names.tolist()),
         class_names=class_names,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import takes_part
-from jaxfl.server.aggregate import Total, Weighting
+from jaxfl.server.aggregate import Total, Weighting, client_weight
 from jaxfl.server.wire_context import refuse_noise
 from jaxfl.typing import Array, Params
 
@@ -51,16 +51,14 @@ def update_mean(
         weighting: of the clients, `"rows"` or `"uniform"`.
     """
 
-    def weight(sizes: Array) -> Array:
-        return (sizes if weighting == "rows" else sizes > 0).astype(jnp.float32)
-
     if weighting == "rows":
         refuse_noise('weighting="rows"', "the server knows the rows of single clients; take uniform")
-    sizes = jnp.asarray(data.train.size)
-    there = jnp.where(takes_part(data), weight(sizes), 0)
-    sampled = jnp.where(cohort.mask, weight(sizes[cohort.ids]), 0).sum()
+    weights = client_weight(data, jnp.arange(data.num_clients), weighting)
+    there = jnp.where(takes_part(data), weights, 0)
+    sampled = jnp.where(cohort.mask, weights[cohort.ids], 0).sum()
     left_out = 0 if total.relative else sampled - total.weight[0]
-    weight_sum = jnp.maximum(there.sum() - left_out, 1)
+    weight_sum = there.sum() - left_out
+    weight_sum = jnp.where(weight_sum > 0, weight_sum, 1)
     before, still = counted.there.sum(), jnp.where(there > 0, counted.there, 0).sum()
     stay = jnp.where(before > still, still / jnp.maximum(before, 1), 1)
     numerators = counted.heard * stay, jnp.ones_like(weight_sum)
