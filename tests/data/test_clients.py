@@ -250,6 +250,7 @@ def full_federation():
                 causes={"labels": np.array([0, 1, 2, 3]), "rotation": np.array([0, 1, 0, 1])},
                 group=np.array([0, 1, 0, 1]),
                 held_out=np.array([False, True, False, False]),
+                client_weights=np.array([1.0, 0.5, 2.0, 0.0]),
                 mean=np.array([100.0, 20.0, 50.0]),
                 std=np.array([50.0, 4.0, 10.0]),
                 check_repeats=False,  # a row is trained on by another client
