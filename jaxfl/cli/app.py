@@ -478,7 +478,10 @@ def data_command(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the skew's random choices.", metavar="S")] = 0,
     plot: Annotated[
-        bool, typer.Option("--plot", help="Draw NAME-labels.png (labels by client) and NAME-montage.png (examples).")
+        bool,
+        typer.Option(
+            "--plot", help="Draw NAME-labels.png (labels by client), NAME-montage.png (examples), NAME-drift.png."
+        ),
     ] = False,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the pictures of --plot. Default this folder.", metavar="DIR")

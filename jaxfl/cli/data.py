@@ -15,6 +15,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.data.describe import describe
 from jaxfl.data.digest import digest, pixel_digest
 from jaxfl.files import check_is_folder, check_output, real_path, signature
+from jaxfl.plots.examples import changing_clients
 from jaxfl.plots.style import write_picture
 from jaxfl.schema import REQUIRED, Option
 from jaxfl.settings import federations as named
@@ -266,11 +267,15 @@ def picture_paths(name: str, out: Path) -> dict[str, Path]:
     >>> picture_paths("iid-digits", Path("a"))["labels"].as_posix()
     'a/iid-digits-labels.png'
     """
-    return {what: out / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}-{what}.png" for what in ("labels", "montage")}
+    return {
+        what: out / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}-{what}.png" for what in ("labels", "montage", "drift")
+    }
 
 
 def draw_pictures(name: str, data: FederatedData, out: Path, seed: int = 0) -> list[Path]:
-    """Draws the labels by client, if they are classes, and a montage, if inputs are images; returns the paths.
+    """Draws the labels by client, if they are classes, a montage and the stages of a drift, if inputs are images.
+
+    Returns the paths.
 
     Args:
         name: of the data set, with which the names of the files begin.
@@ -286,6 +291,7 @@ def draw_pictures(name: str, data: FederatedData, out: Path, seed: int = 0) -> l
     drawn = {"labels": plots.labels(data)} if data.kind == "classification" else {}
     if plots.is_image(data.input_shape):
         drawn["montage"] = plots.montage(data, seed=seed)
+        drawn |= {"drift": plots.stages(data, seed=seed)} if len(changing_clients(data)) else {}
     paths = picture_paths(name, out)
     for what, figure in drawn.items():
         write_picture(figure, paths[what], dpi=150, command="data")

@@ -79,7 +79,7 @@ def mixed_ranges(
     """Returns the federation with the rows of a gradual change, and the ranges of the clients before its last stage.
 
     In the stage k of S a client has the first k/S of the rows that it will have, rounded down, and of those that it had
-    all but as large a share, in one random order of the pool's rows.
+    all but as large a share, in one random order of the pool's rows. Where these are the same rows, each has one place.
 
     Args:
         before, after: the clients with their data of before and of afterwards.
@@ -100,10 +100,14 @@ def mixed_ranges(
             if not member[client]:
                 starts[place], number[place] = split.start[client], split.size[client]
                 continue
-            old, new = (ordered_rows(one, client, rank) for one in (split, later))
+            old, new = (own_rows(one, client) for one in (split, later))
+            old_order, new_order = (np.argsort(rank[one], kind="stable") for one in (old, new))
+            alike = np.array_equal(old, new)
             new = changed.of(new, int(turns[client]), maps[client])
             for stage in range(1, steps):
-                own = np.concatenate([new[: stage * len(new) // steps], old[stage * len(old) // steps :]])
+                taken, left = new_order[: stage * len(new) // steps], old_order[stage * len(old) // steps :]
+                own = np.concatenate([new[taken], old[left]])
+                own = own[np.argsort(np.concatenate([taken, left]))] if alike else own
                 starts[place, stage - 1], number[place, stage - 1] = begin, len(own)
                 begin += len(own)
                 lists.append(own)
@@ -137,11 +141,10 @@ def _parties(
     return distinct, first, party.reshape(-1)
 
 
-def ordered_rows(split: Split, client: int, rank: np.ndarray) -> np.ndarray:
-    """Returns the rows of a client in the order of their ranks."""
+def own_rows(split: Split, client: int) -> np.ndarray:
+    """Returns the rows of a client."""
     start, size = int(split.start[client]), int(split.size[client])
-    rows = np.asarray(split.rows)[start : start + size]
-    return rows[np.argsort(rank[rows], kind="stable")]
+    return np.asarray(split.rows)[start : start + size]
 
 
 def in_random_order(data: FederatedData, seed: int) -> FederatedData:
@@ -149,7 +152,8 @@ def in_random_order(data: FederatedData, seed: int) -> FederatedData:
     ranges = np.stack([np.asarray(data.train.start), np.asarray(data.train.size)], 1)
     _, first, member = np.unique(ranges, axis=0, return_index=True, return_inverse=True)
     rank = host_rng(seed, "drift", "rows").permutation(len(data.labels))
-    train = Split.shared([ordered_rows(data.train, client, rank) for client in first.tolist()], member.reshape(-1))
+    parts = [own_rows(data.train, client) for client in first.tolist()]
+    train = Split.shared([part[np.argsort(rank[part], kind="stable")] for part in parts], member.reshape(-1))
     train = dataclasses.replace(train, flipped=data.train.flipped, triggered=data.train.triggered)
     return dataclasses.replace(data, train=train)
 
@@ -197,11 +201,9 @@ def with_tests_of(data: FederatedData, targets: Sequence[FederatedData], name: s
         places = []
         for key, client in zip(keys, first.tolist(), strict=True):
             if key.tobytes() not in known:
-                start, size = int(target.test.start[client]), int(target.test.size[client])
-                own = np.asarray(target.test.rows)[start : start + size]
-                rows.append(changed.of(own, int(turns[client]), maps[client]))
-                known[key.tobytes()] = begin, size
-                begin += size
+                rows.append(changed.of(own_rows(target.test, client), int(turns[client]), maps[client]))
+                known[key.tobytes()] = begin, len(rows[-1])
+                begin += len(rows[-1])
             places.append(known[key.tobytes()])
         columns.append(np.array(places)[party])
     places = to_integers("rows of the split", np.array(columns), remedy="use fewer clients")  # [S + 1, N, 2]

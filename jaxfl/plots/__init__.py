@@ -3,7 +3,7 @@
 - A run: `convergence`, `clusters`, `alluvial` (clients that move between clusters), `confusion` (clusters against true
   groups), `personalisation` (each client before and after fine-tuning), `class_confusion` (classes, by cluster),
   `similarity` (clients, by cluster) and `models` (local models in the plane).
-- A federation: `labels` by client and a `montage` of examples.
+- A federation: `labels` by client, a `montage` of examples, and the `stages` of a drift.
 - Representations of StoCFL: `representations` in the plane and the clusters at every threshold (`threshold_sweep`).
 - Arrays: matrices of similarities or distances (`heatmap`, `heatmaps`), and how well they separate the true groups
   (`layer_gaps`, `gap_curves`, `bars`).
@@ -17,7 +17,7 @@ The figures belong to the caller alone: without pyplot, no figure stays open and
 from jaxfl.plots.alluvial import alluvial
 from jaxfl.plots.curves import ChoiceLike, choice, scaling
 from jaxfl.plots.distances import heatmap, heatmaps, similarity
-from jaxfl.plots.examples import is_image, montage
+from jaxfl.plots.examples import is_image, montage, stages
 from jaxfl.plots.federation import labels
 from jaxfl.plots.gaps import bars, gap_curves, layer_gaps
 from jaxfl.plots.maps import models
@@ -53,5 +53,6 @@ __all__ = [
     "representations",
     "scaling",
     "similarity",
+    "stages",
     "threshold_sweep",
 ]

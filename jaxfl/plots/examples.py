@@ -1,4 +1,4 @@
-"""Montage of a federation: examples of every group as images."""
+"""Examples of a federation as images: of every group, and of clients in every stage of a drift."""
 
 import dataclasses
 import math
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 60  # of more groups, the first ones are drawn
 MAX_CLIENT_ROWS = 8  # clients that are drawn where no groups are known
+MAX_STAGES, PER_STAGE = 6, 3  # stages of a drift that are drawn, and examples of a client in each
 APART, BETWEEN = 0.06, 0.14  # inches between images, and added between classes
 
 
@@ -100,6 +101,70 @@ def montage(
     head = f"{style.plain(data.name)}: {_montage_title(data, names, cluster)}"
     figure.text(0.2 / size[0], 1 - 0.3 / size[1], head, fontsize=10)
     return figure
+
+
+def stages(data: FederatedData, *, seed: int = 0) -> "Figure":
+    """Draws examples of some clients before a drift and in each of its stages, as they see them.
+
+    A row is a client whose data change. Of more than six stages evenly spaced ones are drawn, with the first and the
+    last.
+
+    Args:
+        data: of images `[H, W]`, `[H, W, 1]` or `[H, W, 3]`, whose clients' data change.
+        seed: of the choice of clients and examples.
+
+    Raises:
+        ValueError: the inputs are not images, or no client's data change.
+    """
+    if not is_image(data.input_shape):
+        raise ValueError(f"stages needs images [H, W], [H, W, 1] or [H, W, 3], got shape {data.input_shape}.")
+    if not len(changed := changing_clients(data)):
+        raise ValueError(f"stages needs data whose rows or views change by a drift, got {data.name!r}.")
+    random = host_rng(seed, "stages")
+    clients = np.sort(random.permutation(changed)[:MAX_CLIENT_ROWS])
+    phases, begins = data.phases, (0, *data.drift_rounds)
+    shown = np.unique(np.linspace(0, len(phases) - 1, min(len(phases), MAX_STAGES)).round().astype(int)).tolist()
+    fewest = np.min([np.asarray(phases[stage].train.size) for stage in shown], axis=0)
+    pairs = [(int(one), place) for one in clients for place in random.permutation(fewest[one])[:PER_STAGE].tolist()]
+    wide = min(0.6, 9.0 / (len(shown) * PER_STAGE))  # inches
+    high, words, left = wide * data.input_shape[0] / data.input_shape[1], 0.17, 1.0
+    across = PER_STAGE * (wide + APART) + BETWEEN
+    size = (left + len(shown) * across + 0.1, len(clients) * (high + words + 0.04) + 0.75)
+    figure = style.figure(size, None)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.axis("off")
+    for column, stage in enumerate(shown):
+        images, words_below = _render_examples(phases[stage], pairs)
+        x0 = left + column * across
+        axes.text(x0, 0.66, f"round {begins[stage]}" if stage else "before", fontsize=8, va="bottom")
+        for place, (client, _) in enumerate(pairs):
+            row, number = clients.tolist().index(client), place - [one for one, _ in pairs].index(client)
+            x, y = x0 + number * (wide + APART), 0.7 + row * (high + words + 0.04)
+            axes.imshow(images[place], extent=(x, x + wide, y + high, y), cmap="gray", vmin=0, vmax=1, aspect="auto")
+            below = style.plain(words_below[place], max(2, int(wide / 0.062)))
+            axes.text(x + wide / 2, y + high + 0.02, below, fontsize=7, ha="center", va="top")
+            if not column and not number:
+                axes.text(left - 0.1, y + high / 2, f"client {client}", fontsize=8, ha="right", va="center")
+    axes.set(xlim=(0, size[0]), ylim=(size[1], 0))
+    some = f", {len(shown)} of {len(phases)} stages" if len(shown) < len(phases) else ""
+    head = f"{style.plain(data.name)}: training examples of {len(clients)} of {len(changed)} clients that change{some}"
+    figure.text(0.2 / size[0], 1 - 0.25 / size[1], head, fontsize=10)
+    return figure
+
+
+def changing_clients(data: FederatedData) -> np.ndarray:
+    """Returns the clients with training rows whose rows or views change by a drift, in order.
+
+    >>> from jaxfl.data import load
+    >>> len(changing_clients(load("rotated-digits", num_clients=8, drift="rotate", drift_round=3, drift_share=0.5)))
+    4
+    """
+    first, changed = data.phases[0].per_client("train"), np.zeros(data.num_clients, bool)
+    for now in data.phases[1:]:
+        for name, values in now.per_client("train").items():
+            same = np.asarray(values) == np.asarray(first[name])
+            changed |= ~same.reshape(data.num_clients, -1).all(1)
+    return np.flatnonzero(changed & (np.min([np.asarray(now.train.size) for now in data.phases], axis=0) > 0))
 
 
 def is_image(shape: Sequence[int]) -> bool:

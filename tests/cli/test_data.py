@@ -151,6 +151,9 @@ def test_names_of_pictures_suit_any_disk(tmp_path):
     fed = data.load("rotated-digits", num_clients=4, rows_per_client=5)
     paths = data_command.draw_pictures("rotated+iid-tfds:some/name", fed, tmp_path)
     assert [path.name for path in paths] == [f"rotated-iid-tfds-some-name-{what}.png" for what in ("labels", "montage")]
+    drifting = data.load("rotated-digits", num_clients=4, rows_per_client=8, drift="rotate", drift_round=3)
+    paths = data_command.draw_pictures("rotated-digits", drifting, tmp_path)
+    assert [path.name for path in paths][2:] == ["rotated-digits-drift.png"] and paths[2].is_file()
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,10 @@ def test_the_share_of_changed_rows_grows_evenly_in_one_order(name, change):
                 assert left - both <= len(now & old - new) <= left
                 assert known <= now & new - old, "what has changed stays so"
                 known = now & new - old
+                if old != new and change in ("labels", "rotate"):
+                    places = np.array(rows_of(data.at(round), split, client)), np.array(rows_of(before, split, client))
+                    stays = places[0] == places[1]
+                    assert stays.sum() >= len(stays) - taken, "rows stay in their places"
                 changed = 2 * step >= 6
                 assert data.at(round).group[client] == (after if changed else before).group[client]
     trained, tested = (

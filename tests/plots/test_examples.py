@@ -86,3 +86,28 @@ def test_montage_leaves_gaps_where_a_cluster_has_no_such_rows():
 def test_montage_refuses(shifted, arguments, message):
     with pytest.raises(ValueError, match=mentions(*message)):
         plots.montage(shifted, **arguments)
+
+
+def test_stages_of_a_drift_are_drawn_as_the_clients_see_the_same_rows():
+    options = {"num_clients": 8, "rows_per_client": 20, "drift": "recurrent", "drift_rounds": (3, 6)}
+    data = jaxfl.data.load("rotated-digits", **options, drift_change="rotate", drift_share=0.5)
+    changed = examples.changing_clients(data)
+    assert len(changed) == 4 and (data.at(3).rotation != data.rotation)[changed].all()
+    figure = plots.stages(data)
+    (axes,) = figure.axes
+    images = np.stack([image.get_array() for image in axes.images]).reshape(3, 12, 8, 8)
+    for one, other in zip(images[0], images[1], strict=True):
+        np.testing.assert_array_equal(other, np.rot90(one))
+    np.testing.assert_array_equal(images[0], images[2])
+    texts = [text.get_text() for text in axes.texts]
+    assert {"before", "round 3", "round 6", *(f"client {one}" for one in changed)} <= {*texts}
+    assert "4 of 4 clients" in figure.texts[0].get_text()
+    long = jaxfl.data.load("rotated-digits", **options | {"drift": "gradual", "drift_rounds": (3, 30)})
+    assert "6 of 11 stages" in plots.stages(long).texts[0].get_text()
+    still = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
+    arriving = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20, arrive=0.3, drift_round=3)
+    for none in (still, arriving):
+        with pytest.raises(ValueError, match=mentions("stages", "rotated-digits")):
+            plots.stages(none)
+    with pytest.raises(ValueError, match=mentions("stages", "(4,)")):
+        plots.stages(jaxfl.data.synthetic.clustered_linear(4, features=4))
