@@ -12,6 +12,7 @@ import numpy as np
 from jaxfl.data import partition
 from jaxfl.data.building import federate
 from jaxfl.data.clients import FederatedData
+from jaxfl.data.sources import linear_mixture as mixtures
 from jaxfl.random import host_rng
 
 
@@ -107,14 +108,14 @@ def linear_mixture(
     alpha: float = 0.4,
     noise: float = 0.1,
     test_rows: int = 5000,
+    labelling: mixtures.Labelling = "paper",
     seed: int = 12345,
 ) -> FederatedData:
     """Returns FedEM's synthetic federation: each client's rows are a mixture of linear models, in its own shares.
 
-    Inputs and models are uniform between -1 and 1, a row's model is drawn by the client's shares from Dir(alpha), and
-    its label is 1 where the model's output, with normal noise, is positive. Numbers of training rows are log-normal,
-    from 50 to 1,000. The draws are those of the official code in their order, so that the rows are the official ones
-    but for labels of outputs that are 0 to the last bit. The default needs 1 GB.
+    See `jaxfl.data.sources.linear_mixture`. The draws are those of the official code in their order, so that the rows
+    are the official ones; with `labelling="code"` their labels, too, but for outputs that are 0 to the last bit. The
+    default needs 1 GB.
 
     Args:
         num_clients: N.
@@ -123,6 +124,7 @@ def linear_mixture(
         alpha: concentration of the shares.
         noise: standard deviation of the noise.
         test_rows: test rows of each client.
+        labelling: "paper" labels each row by its model, "code" as the official code does.
         seed: seed of the code.
 
     References:
@@ -136,26 +138,19 @@ def linear_mixture(
     counts = {"num_clients": num_clients, "num_components": num_components, "features": features}
     for argument, value in {**counts, "test_rows": test_rows}.items():
         partition.check_count(argument, value)
-    rng = np.random.RandomState(seed)
-    sizes = np.minimum(rng.lognormal(4, 2, num_clients).astype(int) + 50, 1000)
-    shares = [rng.dirichlet(alpha * np.ones(num_components)) for _ in range(num_clients)]
-    models = rng.uniform(-1, 1, (num_components, features))
-    total = int(sizes.sum()) + num_clients * test_rows
-    inputs, labels = np.empty((total, features), np.float32), np.empty(total, np.int32)
-    train: partition.Parts = []
-    test: partition.Parts = []
-    begin = 0
-    for client in range(num_clients):
-        for parts, size in ((train, int(sizes[client])), (test, test_rows)):
-            edges = np.cumsum(rng.multinomial(size, shares[client]))
-            x, outputs = rng.uniform(-1, 1, (size, features)), []
-            for model, part in zip(models, np.split(x, edges[:-1]), strict=True):
-                outputs.append(part @ model + rng.normal(scale=noise, size=len(part)))
-            order = np.arange(size)
-            rng.shuffle(order)
-            inputs[begin : begin + size], labels[begin : begin + size] = x[order], (np.concatenate(outputs) > 0)[order]
-            parts.append(np.arange(begin, begin + size))
-            begin += size
+    inputs, labels, sizes, _ = mixtures.draw_mixtures(
+        num_clients,
+        num_components,
+        features,
+        alpha=alpha,
+        noise=noise,
+        test_rows=test_rows,
+        labelling=labelling,
+        seed=seed,
+    )
+    ends = np.cumsum(np.stack([sizes, np.full(num_clients, test_rows)], 1))
+    parts = np.split(np.arange(len(labels)), ends[:-1])
+    train, test = parts[::2], parts[1::2]
     return federate(inputs, labels, train, test, num_classes=2, name="linear-mixture", check_repeats=False)
 
 

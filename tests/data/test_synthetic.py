@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.utils import shuffle
 
+from jaxfl import data
 from jaxfl.data import synthetic
 from tests.messages import mentions
 
@@ -73,10 +74,13 @@ def test_refusals(options, message):
         synthetic.clustered_linear(**options)
 
 
+@pytest.mark.parametrize("labelling", ["paper", "code"])
 @pytest.mark.parametrize(("clients", "components", "seed"), [(4, 3, 12345), (3, 1, 7)])
-def test_the_mixture_of_linear_models_is_fedems(clients, components, seed):
+def test_the_mixture_of_linear_models_is_fedems(clients, components, seed, labelling):
     """The rule of the official generator, with the global generator that it seeds."""
-    fed = synthetic.linear_mixture(clients, components, 5, alpha=0.4, noise=0.1, test_rows=30, seed=seed)
+    fed = synthetic.linear_mixture(
+        clients, components, 5, alpha=0.4, noise=0.1, test_rows=30, labelling=labelling, seed=seed
+    )
     np.random.seed(seed)  # noqa: NPY002 (the official code draws so)
     draw = np.random
     sizes = [min(50 + int(size), 1000) for size in draw.lognormal(4, 2, clients)]
@@ -85,13 +89,25 @@ def test_the_mixture_of_linear_models_is_fedems(clients, components, seed):
     for client in range(clients):
         for split, size in ((fed.train, sizes[client]), (fed.test, 30)):
             counts = draw.multinomial(size, shares[client])
-            x, y = draw.uniform(-1.0, 1.0, size=(size, 5)), []
+            x, y, current_index = draw.uniform(-1.0, 1.0, size=(size, 5)), np.zeros(size), 0
             for number, count in enumerate(counts):
-                first = int(sum(counts[:number]))
-                outputs = x[first : first + count] @ thetas[number] + draw.normal(size=count, scale=0.1)
-                y += np.round(1 / (1 + np.exp(-outputs))).astype(int).tolist()
-            x, y = shuffle(x, np.array(y))
+                outputs = x[current_index : current_index + count] @ thetas[number]
+                outputs = outputs + draw.normal(size=count, scale=0.1)
+                y[current_index : current_index + count] = np.round(1 / (1 + np.exp(-outputs))).astype(int)
+                current_index += count if labelling == "paper" else 0  # the code leaves it at 0
+            x, y = shuffle(x, y)
             own = rows(split, client)
             np.testing.assert_array_equal(fed.inputs[own], x.astype(np.float32))
             np.testing.assert_array_equal(fed.labels[own], y)
     assert len(fed.labels) == sum(sizes) + 30 * clients
+
+
+def test_the_data_set_of_the_mixture_has_the_clients_of_the_federation():
+    fed = data.load("linear-mixture", labelling="code", tested_rows=3)
+    whole = synthetic.linear_mixture(test_rows=3, labelling="code")
+    assert fed.num_clients == 300 and fed.num_classes == 2
+    for client in (0, 1, 299):
+        for name in ("train", "test"):
+            ours, theirs = rows(getattr(fed, name), client), rows(getattr(whole, name), client)
+            np.testing.assert_array_equal(fed.inputs[ours], whole.inputs[theirs])
+            np.testing.assert_array_equal(fed.labels[ours], whole.labels[theirs])
