@@ -34,10 +34,15 @@ DEAR = (
 
 
 def turns(name, check):
-    """Returns the marks of a pair: the dear checks of a week are of methods whose other checks run as well."""
+    """Returns the marks of a pair: the dear checks of a week are of methods whose other checks run as well.
+
+    Checks compare programs of one method, so those of most methods are compiled quickly.
+    """
     if name in CORE:
         return [pytest.mark.rotating("name", weeks=len(CORE))] if check == "server sees" else []
-    return [] if check in TRACED else [pytest.mark.rotating("name", weeks=16 if check in DEAR else 2)]
+    if check in TRACED:
+        return []
+    return [pytest.mark.rotating("name", weeks=16 if check in DEAR else 2), pytest.mark.quick]
 
 
 # Method by method, so that the checks of one share what they compiled.
