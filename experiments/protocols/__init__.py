@@ -1,0 +1,1 @@
+"""Methods under the protocols of publications."""
