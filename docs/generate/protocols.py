@@ -7,6 +7,7 @@ from typing import Any
 from experiments.protocols import __main__ as tables
 from jaxfl import protocols
 from jaxfl.analysis.comparison import deviation
+from jaxfl.methods import KINDS
 from jaxfl.protocols import Protocol, Published
 
 MISSING = "-"
@@ -43,11 +44,11 @@ def table(family: str) -> str:
 def cell(lines: Sequence[Line], score: str, published: Sequence[Published]) -> str:
     """Returns a score in percent, mean and standard deviation over seeds, the mean ARI, and the published number.
 
-    There is an ARI where groups are planted and the method has more than one cluster.
+    There is an ARI where groups are planted and the method is a clustered one.
 
     >>> lines = [
-    ...     {"scores": {"macro-last": 0.5}, "clusters": 4, "ari": 1.0},
-    ...     {"scores": {"macro-last": 0.52}, "clusters": 3, "ari": 0.9},
+    ...     {"method": "ifca", "scores": {"macro-last": 0.5}, "ari": 1.0},
+    ...     {"method": "ifca", "scores": {"macro-last": 0.52}, "ari": 0.9},
     ... ]
     >>> row = Published("IFCA", 51.5, None, "S", "2", "ifca")
     >>> cell(lines, "macro-last", [row]), cell([{"scores": {}}], "macro-last", []), cell([], "macro-last", [])
@@ -63,10 +64,10 @@ def cell(lines: Sequence[Line], score: str, published: Sequence[Published]) -> s
     if len(values) < len(lines):
         lost = "diverged" if len(lines) == 1 else f"{len(lines) - len(values)} of {len(lines)} diverged"
         return lost + behind
-    clustered = any((line["clusters"] or 1) > 1 for line in lines)
-    spread, aris = deviation(values), [line["ari"] for line in lines if clustered and line["ari"] is not None]
+    spread, aris = deviation(values), [line["ari"] for line in lines if line["ari"] is not None]
     text = f"{statistics.fmean(values):.1f}" + ("" if spread is None else f" ± {spread:.1f}")
-    return text + (f", ARI {statistics.fmean(aris):.2f}" if aris else "") + behind
+    clustered = lines[0]["method"] in KINDS["clustered"]
+    return text + (f", ARI {statistics.fmean(aris):.2f}" if aris and clustered else "") + behind
 
 
 def hours() -> str:

@@ -25,6 +25,7 @@ from jaxfl.protocols.scores import SCORES, score
 from jaxfl.settings import options
 from jaxfl.simulation.devices import keep_programs
 from jaxfl.simulation.progress import Diverged
+from jaxfl.simulation.records.history import History
 
 RESULTS = Path(__file__).parent / "results"
 BESIDE = "fedavg_ft"  # in every table, after the publication's methods
@@ -145,11 +146,11 @@ def line_of(
     protocol: Protocol, method: str, job: jobs.Job, data: FederatedData, tools: jobs.Tools
 ) -> Mapping[str, Any]:
     """Makes a run, and returns the line that is kept of it."""
-    began, records = time.process_time(), []
+    began, history = time.process_time(), History()
     with contextlib.suppress(Diverged):
-        records = list(jobs.execute(job, data, tools=tools).history)
-    last = records[-1] if records else {}
-    scores = {name: value for name in SCORES if records and (value := score(name, records)) is not None}
+        history = jobs.execute(job, data, tools=tools).history
+    last = history[-1] if history else {}
+    scores = {name: value for name in SCORES if history and (value := score(name, history)) is not None}
     reduced = ["--reduced"] if protocol.name.endswith(protocols.REDUCED) else []
     words = ["jaxfl", "protocol", protocol.name.removesuffix(protocols.REDUCED), *reduced, "--method", method]
     return {
