@@ -3,6 +3,7 @@
 import pytest
 
 from docs.generate import protocols as pages
+from docs.generate.tables import ROOT
 from experiments.harness import results
 from experiments.protocols import __main__ as tables
 from jaxfl import protocols
@@ -72,3 +73,8 @@ def test_committed_lines_are_of_the_protocols_as_they_are(path):
     protocol = protocols.read(name) if name == path.stem else protocols.read(name).as_reduced()
     lines = results.read(path)
     assert lines and {line["id"] for line in lines} == {line["id"] for line in tables.found(protocol).values()}
+
+
+def test_every_publication_has_its_table():
+    page = (ROOT / "docs" / "pages" / "protocols.md").read_text(encoding="utf-8")
+    assert all(f"<!-- made: protocols {family} -->" in page for family in pages.families())
