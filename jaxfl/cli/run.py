@@ -338,9 +338,10 @@ def _run_program(
         _report_outcome(outcome, one, label if len(jobs) == 1 else f"seed {one.seed}", quiet)
         for one, outcome in zip(jobs, outcomes, strict=True)
     ]
-    for summary, outcome in zip(summaries, outcomes, strict=True) if score is not None else ():
-        if summary is not None:
-            summary[score_entry(score)] = score_of(score, outcome.history)
+    if score is not None:
+        for summary, outcome in zip(summaries, outcomes, strict=True):
+            if summary is not None:
+                summary[score_entry(score)] = score_of(score, outcome.history)
     return summaries
 
 
