@@ -270,6 +270,36 @@ def test_every_stage_of_a_drift_is_trained_and_tested_by_one_program(ifca, compi
     assert found.summary["drift_round"] == 2 and found.summary["at_drift_micro_accuracy"] == accuracy[2]
 
 
+def test_stages_with_rows_of_their_own_are_one_program(ifca, compiled):
+    """Fresh training rows and tests on the next stage in stages of a matrix, in which clients arrive, too."""
+    options = {"kind": "labels", "schedule": "matrix", "matrix": [[0, 0], [0, 1], [1, 0], [1, 1]]}
+    data = drift.drift(STILL, (2, 4, 6), rows="fresh", test="next", arrive=0.2, arrive_rounds=(3,), **options)
+    numbers = []
+    found = jaxfl.run(
+        ifca,
+        data,
+        rounds=8,
+        eval_every=8,
+        callbacks=[lambda event: numbers.append((event.round, len(compiled)))],
+        **OPTIONS,
+    )
+    counts = dict(numbers)
+    assert found.history.column("round") == [1, 2, 3, 4, 5, 6, 8]
+    assert counts[8] == counts[4], "no compilation for the stages after all clients are there"
+    stages = found.summary["drift_stages"]
+    assert [stage["round"] for stage in stages] == [2, 3, 4, 6] and stages[-1]["end"] == found.summary["micro_accuracy"]
+    key, step = jax.random.key(2), jax.jit(ifca.round)
+    state = ifca.init(key, data.at(0))
+    for round in range(3):  # before somebody arrives
+        now = data.at(round).on_device()
+        assert now.train.size.max() == 2
+        cohort = sampling.draw_cohort(sampling.uniform, key, state.round, now, 8)
+        state, _ = step(key, state, now, cohort)
+    early = jaxfl.run(ifca, data, rounds=8, callbacks=[lambda event: event.round >= 3], eval_every=1, **OPTIONS)
+    assert early.summary["rounds"] == 3
+    assert_close(early.state.models, state.models, "rounds by hand")
+
+
 @pytest.mark.parametrize("stop", [1, 2, 4, 6])
 def test_a_run_goes_on_in_any_stage(ifca, stop, tmp_path):
     options = {**OPTIONS, "rounds": 7, "eval_every": 3}
