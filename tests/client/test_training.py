@@ -399,6 +399,23 @@ def test_clients_of_equally_many_rows_train_without_a_look_at_who_is_done(batch_
     close(jax.jit(lambda data: trained(data))(known), expected)
 
 
+@pytest.mark.parametrize("length", [Steps(3), 0.5])
+def test_steps_of_clients_of_equally_many_rows_are_the_same_on_a_gpu(length, key, monkeypatch):
+    """There the number of rows is no array, but one of Python's."""
+    start = np.minimum(DATA.train.start, len(DATA.train.rows) - 3).astype(np.int32)
+    alike = replace(DATA.train, start=start, size=np.full_like(start, 3), max_size=3)
+    data, model = jax.device_put(replace(DATA, train=alike).in_programs()), SOFTMAX.init(key)
+    train = local_train(SOFTMAX, MOMENTUM, local_epochs=length, batch_size=2)
+
+    def trained(client):
+        own = key_for(key, Stream.BATCHES, 0, client)
+        return train(own, model, data, client), step_count(own, data, client, length, 2)
+
+    expected = on_every_client(trained)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # traced as for one
+    close(on_every_client(lambda client: trained(client)), expected)
+
+
 def test_how_alike_the_numbers_of_rows_are_is_told_in_quarters():
     size, most = DATA.train.size, DATA.train.max_size
     for sizes, share in ((size, 0.25), (np.full_like(size, most), 1), (np.r_[most - 1, size[1:] * 0 + most], 0.75)):
