@@ -208,8 +208,7 @@ def check_type(name: str, value: Any, hint: Any) -> None:
     if literal_values(hint) and isinstance(value, str):
         return  # `check_literal` checks the words
     remedy = "".join(f"; {MAKERS[part.__name__]}" for part in with_maker)
-    got = quoted(value) if isinstance(value, (str, numbers.Number, types.NoneType)) else f"a {type(value).__name__}"
-    raise TypeError(f"{name} must be {describe(hint)}, got {got}{remedy}.")
+    raise TypeError(f"{name} must be {describe(hint)}, got {value_phrase(value)}{remedy}.")
 
 
 def _may_be(value: Any, part: Any) -> bool:
@@ -361,6 +360,16 @@ def describe(hint: Any) -> str:
 def join_with_or(names: Sequence[str]) -> str:
     """Returns names as a phrase: `a, b or c`."""
     return " or ".join([", ".join(names[:-1]), *names[-1:]] if len(names) > 1 else names)
+
+
+def value_phrase(value: Any) -> str:
+    """Returns a value as messages show it where it is of a wrong type; of objects the name of their type.
+
+    >>> value_phrase("5"), value_phrase(None), value_phrase({})
+    ('"5"', 'None', 'a dict')
+    """
+    plain = isinstance(value, (str, numbers.Number, types.NoneType))
+    return quoted(value) if plain else f"a {type(value).__name__}"
 
 
 def quoted(value: Any) -> str:

@@ -18,7 +18,7 @@ from jaxfl.data.catalog import SAVED, Dataset
 from jaxfl.data.clients import FederatedData
 from jaxfl.files import user_path
 from jaxfl.random import check_seed
-from jaxfl.schema import REQUIRED, Option, parameter_options, quoted
+from jaxfl.schema import REQUIRED, Option, parameter_options, quoted, value_phrase
 from jaxfl.settings import user_code
 
 REMEDY = (
@@ -130,5 +130,4 @@ def _as_federation(name: str, made: Any) -> FederatedData:
         return federate(**{"name": label, **made})
     if isinstance(made, (tuple, list)) and len(made) == 4:
         return federate(*made, name=label)
-    got = quoted(made) if made is None else f"a {type(made).__name__}"
-    raise ValueError(f"{name} must return a federation, returned {got}; {REMEDY}.")
+    raise ValueError(f"{name} must return a federation, returned {value_phrase(made)}; {REMEDY}.")

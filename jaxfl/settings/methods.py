@@ -10,7 +10,7 @@ from typing import Any
 import optax
 
 from jaxfl.methods import METHODS, Method, Row
-from jaxfl.schema import check_name, function_options, installed_entry_points, load_entry_point, quoted
+from jaxfl.schema import check_name, function_options, installed_entry_points, load_entry_point, value_phrase
 from jaxfl.settings import user_code
 from jaxfl.tasks import Task
 
@@ -86,8 +86,7 @@ def make(name: str, task: Task, optimizer: optax.GradientTransformation, **optio
     with user_code.one_line_errors(name, REMEDY):
         method = factory(task, optimizer, **options)
     if not isinstance(method, Method):
-        got = quoted(method) if method is None else f"a {type(method).__name__}"
-        raise ValueError(f"{name} must return a jaxfl.methods.Method, returned {got}; {REMEDY}.")
+        raise ValueError(f"{name} must return a jaxfl.methods.Method, returned {value_phrase(method)}; {REMEDY}.")
     return method
 
 

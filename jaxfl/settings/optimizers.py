@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import optax
 
-from jaxfl.schema import Option, check_name, is_known, parameter_options, quoted
+from jaxfl.schema import Option, check_name, is_known, parameter_options, quoted, value_phrase
 from jaxfl.server import optimizers
 from jaxfl.settings import user_code
 
@@ -119,8 +119,9 @@ def _user_optimizer(name: str, given: Mapping[str, Any]) -> optax.GradientTransf
     with user_code.one_line_errors(name, REMEDY):
         made = user_code.load(name)(**given)
     if not all(callable(getattr(made, part, None)) for part in ("init", "update")) or isinstance(made, type):
-        got = quoted(made) if made is None else f"a {type(made).__name__}"
-        raise ValueError(f"{name} must return an optax.GradientTransformation, returned {got}; {REMEDY}.")
+        raise ValueError(
+            f"{name} must return an optax.GradientTransformation, returned {value_phrase(made)}; {REMEDY}."
+        )
     return made
 
 

@@ -51,6 +51,7 @@ def numbers():
 
 def needed(noise: float): ...
 def nothing(): ...
+def five(): return 5
 def taken(held_out: float = 0.5): ...
 def unknown_argument(): return arguments(seed=0, data_dir=None) | {"colour": 1}
 def fails(): return 1 / 0
@@ -154,6 +155,7 @@ def test_options_are_checked_by_type_and_name(items, said, mine):
         ("--data mine.py:number", ("mine.py:number", 3, "jaxfl.data.FederatedData")),
         ("--data mine.py:needed", ("noise", "mine.py:needed")),
         ("--data mine.py:nothing", ("mine.py:nothing", "None", "jaxfl.data.federate")),
+        ("--data mine.py:five", ("mine.py:five", 5, "jaxfl.data.federate")),
         ("--data mine.py:taken", ("mine.py:taken", "held_out")),
         ("--data mine.py:fails", ("mine.py:fails", "ZeroDivisionError", "in fails")),
         ("--data mine.py:unknown_argument", ("mine.py:unknown_argument", "colour")),
@@ -164,6 +166,7 @@ def test_options_are_checked_by_type_and_name(items, said, mine):
         ("--data rotated-digits --set optimizer=mine.py:descend", ("mine.py", "descend", "descent")),
         ("--data rotated-digits --set optimizer=mine.py:number", ("mine.py:number", 3)),
         ("--data rotated-digits --set optimizer=mine.py:nothing", ("mine.py:nothing", "None", "optax")),
+        ("--data rotated-digits --set optimizer=mine.py:five", ("mine.py:five", 5, "optax")),
         ("--data rotated-digits --set optimizer=mine.py:fails", ("mine.py:fails", "ZeroDivisionError", "in fails")),
         ("--data rotated-digits --set optimizer=mine.py:watchful", ("mine.py:watchful", "rate", "is_known")),
         ("--data rotated-digits --set task=mine.py:number", ("mine.py:number", 3, "task")),
