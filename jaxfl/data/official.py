@@ -35,6 +35,7 @@ OfficialCode = Literal[
     "pfedgraph-homo",
     "pfedgraph-noniid",
     "pfedgraph-noniid-skew",
+    "pfedgraph-noniid-skew2",
     "pfllib-dirichlet",
     "pfllib-pathological",
     "rdpcfl-covariateshift",
@@ -259,6 +260,7 @@ RULES: dict[str, OfficialRule] = {
     "pfedgraph-homo": OfficialRule(_pfedgraph_split("homo"), 10),
     "pfedgraph-noniid": OfficialRule(_pfedgraph_split("noniid"), 10, 0.1),
     "pfedgraph-noniid-skew": OfficialRule(_pfedgraph_split("noniid-skew"), 10, cause="classes"),
+    "pfedgraph-noniid-skew2": OfficialRule(_pfedgraph_split("noniid-skew2"), 20, cause="classes"),
     "pfllib-dirichlet": OfficialRule(
         lambda source, count, alpha, seed: exact.pfllib_dirichlet(
             _joined_labels(source), num_clients=count, alpha=alpha
