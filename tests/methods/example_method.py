@@ -48,10 +48,9 @@ def example(
         weighting: of a mean: `"rows"` (n_i / n) or `"uniform"` (1 / m).
     """
     train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=None)
-    loss_of = mean_loss(task)
 
     def choose(models, data, client):
-        return jnp.argmin(jax.lax.map(lambda model: loss_of(model, data, client), models)).astype(jnp.int32)
+        return jnp.argmin(jax.lax.map(lambda model: mean_loss(task)(model, data, client), models)).astype(jnp.int32)
 
     def init(key, data):
         models = jax.vmap(lambda k: task.init(key_for(key, Stream.INIT, k)))(jnp.arange(num_clusters))
