@@ -66,8 +66,9 @@ def test_the_data_of_a_run_are_not_replaced_by_its_list_of_clients(tmp_path, mon
 
 @pytest.mark.parametrize(
     "name",
-    ["config.json", "history.jsonl", "clusters.jsonl", "checkpoint.npz", "checkpoint-before.npz", "rows.bin",
-     "summary.json", "clients.csv", "convergence.png", "index.html", "similarity.png", "log.csv", "own.py"],
+    ["config.json", "history.jsonl", "clusters.jsonl", "clients-history.parquet", "checkpoint.npz",
+     "checkpoint-before.npz", "rows.bin", "summary.json",
+     "clients.csv", "convergence.png", "index.html", "similarity.png", "log.csv", "own.py"],
 )  # fmt: skip
 def test_no_file_of_a_folder_is_replaced(name, tmp_path, never_compiles):
     out, method = tmp_path / "out", tmp_path / "own.py"
