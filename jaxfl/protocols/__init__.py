@@ -15,7 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from jaxfl.data import FederatedData
 from jaxfl.data.bounded import check_nesting, check_regular
+from jaxfl.data.digest import digest, rows_digest
 from jaxfl.protocols.scores import SCORES
 from jaxfl.schema import REQUIRED, Option, check_name, did_you_mean, quoted
 from jaxfl.settings import methods, options
@@ -111,6 +113,15 @@ class Protocol(NamedTuple):
         """Returns the digest of the record without its published rows."""
         text = json.dumps(self.content, sort_keys=True)
         return f"pro1:{hashlib.sha256(text.encode()).hexdigest()[:DIGITS]}"
+
+    def check(self, data: FederatedData, seed: int) -> None:
+        """Raises ValueError if the federation of a seed has another digest than the record says."""
+        own, wanted = [rows_digest(data), digest(data)], self.digests.get(str(seed))
+        if wanted is not None and wanted not in own:
+            raise ValueError(
+                f"the federation of {self.name} with seed {seed} must have the digest {wanted}, got {' '.join(own)}; "
+                "other files or another version made it."
+            )
 
     def fixed(self) -> dict[str, Any]:
         """Returns the values of all options that are equal for all methods, by `owner.name`, the names first."""
