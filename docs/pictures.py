@@ -16,7 +16,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 
 from docs.generate import speed
-from jaxfl.data.corruptions import KINDS, SCALES, corrupt
+from jaxfl.data.views.corruptions import KINDS, SCALES, corrupt
 from jaxfl.plots.curves import draw_seconds, finish_axes
 
 FOLDER = Path(__file__).parent / "pages" / "images"

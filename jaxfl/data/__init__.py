@@ -16,16 +16,6 @@ from jaxfl.data.catalog import (
     options,
 )
 from jaxfl.data.clients import Batch, FederatedData, Split
-from jaxfl.data.image_shifts import (
-    classwise,
-    colour_images,
-    coloured,
-    corrupt_images,
-    corrupted,
-    redraw_images,
-    thickened,
-    transform_classes,
-)
 from jaxfl.data.shift import (
     mirror_labels,
     mirrored,
@@ -39,6 +29,16 @@ from jaxfl.data.shift import (
     swapped,
 )
 from jaxfl.data.sources import Source
+from jaxfl.data.views.image_shifts import (
+    classwise,
+    colour_images,
+    coloured,
+    corrupt_images,
+    corrupted,
+    redraw_images,
+    thickened,
+    transform_classes,
+)
 
 __all__ = [
     "DATASETS",

@@ -22,7 +22,6 @@ from jaxfl.data import (
     conditions,
     conventions,
     divide,
-    image_shifts,
     leaks,
     natural,
     official,
@@ -33,9 +32,10 @@ from jaxfl.data import (
 )
 from jaxfl.data.causes import with_truth
 from jaxfl.data.clients import FederatedData
-from jaxfl.data.copies import postponed_copies, with_copies
 from jaxfl.data.drift import apply_conditions
 from jaxfl.data.sources import domains, saved
+from jaxfl.data.views import image_shifts
+from jaxfl.data.views.copies import postponed_copies, with_copies
 from jaxfl.files import checksum, crc, user_path
 from jaxfl.random import check_seed
 from jaxfl.schema import Option, check_literal, check_name, check_type, checked, did_you_mean, function_options, quoted

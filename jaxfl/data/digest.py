@@ -23,8 +23,8 @@ import numpy as np
 
 from jaxfl.data.causes import UNNAMED
 from jaxfl.data.clients import SPLITS, FederatedData, Split, view_fields
-from jaxfl.data.copies import without_copies
-from jaxfl.data.corruptions import SCALES, Corruption
+from jaxfl.data.views.copies import without_copies
+from jaxfl.data.views.corruptions import SCALES, Corruption
 from jaxfl.data.windows import release_pages
 from jaxfl.typing import AnyArray
 

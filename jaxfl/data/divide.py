@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxfl.data.building import check_no_drift
 from jaxfl.data.clients import FederatedData, Split
-from jaxfl.data.copies import with_copies, without_copies
+from jaxfl.data.views.copies import with_copies, without_copies
 from jaxfl.random import Stream, host_rng, key_for
 from jaxfl.typing import Key
 

@@ -14,13 +14,13 @@ import numpy as np
 
 from jaxfl.data.building import check_pixels, check_square, federate, white_level
 from jaxfl.data.clients import FederatedData, Split
-from jaxfl.data.copies import with_copies
-from jaxfl.data.corruptions import STROKES
 from jaxfl.data.labels import check_classes
 from jaxfl.data.partition import exact
 from jaxfl.data.partition.exact import COMPARATIVE_SWAPS, ExactSplit
 from jaxfl.data.partition.parts import check_count
 from jaxfl.data.sources import Source
+from jaxfl.data.views.copies import with_copies
+from jaxfl.data.views.corruptions import STROKES
 from jaxfl.schema import check_literal, checked
 
 OfficialCode = Literal[

@@ -19,13 +19,14 @@ from typing import Literal
 
 import numpy as np
 
-from jaxfl.data import assignment, causes, label_maps, partition
+from jaxfl.data import assignment, causes, partition
 from jaxfl.data.building import check_no_drift, check_square
 from jaxfl.data.clients import FederatedData, Split
-from jaxfl.data.copies import with_copies
 from jaxfl.data.labels import check_classes
 from jaxfl.data.packing import pack
 from jaxfl.data.sources import Source
+from jaxfl.data.views import label_maps
+from jaxfl.data.views.copies import with_copies
 from jaxfl.random import host_rng
 from jaxfl.schema import checked
 
@@ -127,7 +128,7 @@ def swapped(
         rows_per_client: training rows of a client, after the test rows are set aside; None is the largest equal number
             for all clients. The remainder of a group, fewer rows than it has clients, is not used.
         swaps: pairs of classes of each group, 0:3/8:9, or none, with commas between groups. None is CLoVE's four groups
-            for ten classes or more, see `jaxfl.data.label_maps.swaps_of`.
+            for ten classes or more, see `jaxfl.data.views.label_maps.swaps_of`.
         test_share: share of the training examples to test all clients on instead; None is the official test set, 0.2
             where there is none.
         seed: seed of the permutations of the rows, which are those of `shifted`.

@@ -33,8 +33,8 @@ from jaxfl.data.building import (
     check_square,
 )
 from jaxfl.data.clients import SPLITS, Attack, FederatedData, Split, Trigger, array_fields, get_field, replace_field
-from jaxfl.data.corruptions import CODES, STROKES
 from jaxfl.data.sources import saved
+from jaxfl.data.views.corruptions import CODES, STROKES
 from jaxfl.data.windows import release_pages, value_range
 from jaxfl.files import check_is_folder, replacing, user_path, write_text
 

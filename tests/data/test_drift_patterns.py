@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from jaxfl import data as federations
-from jaxfl.data import corruptions, drift
+from jaxfl.data import drift
 from jaxfl.data.digest import digest
-from jaxfl.data.drift_schedules import read_matrix
+from jaxfl.data.drift.schedules import read_matrix
 from jaxfl.data.sources import digits
 from jaxfl.data.synthetic import clustered_linear
+from jaxfl.data.views import corruptions
 from tests.messages import mentions
 from tests.problems import batch_of
 

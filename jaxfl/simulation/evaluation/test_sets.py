@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from jaxfl.data.clients import FederatedData, view_fields
-from jaxfl.data.copies import without_copies
 from jaxfl.data.describe import label_counts
 from jaxfl.data.divide import central_test, check_central_test
+from jaxfl.data.views.copies import without_copies
 from jaxfl.methods.base import Method
 from jaxfl.schema import check_name
 from jaxfl.simulation.evaluation.metrics import Evaluation, OtherMetrics, Totals, counted_clients

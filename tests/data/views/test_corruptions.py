@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxfl.data import corruptions
-from jaxfl.data.corruptions import KINDS, SCALES, STRENGTHS, Corruption, corrupt, redraw_strokes
+from jaxfl.data.views import corruptions
+from jaxfl.data.views.corruptions import KINDS, SCALES, STRENGTHS, Corruption, corrupt, redraw_strokes
 from tests.messages import mentions
 
 RNG = np.random.Generator(np.random.PCG64(8))

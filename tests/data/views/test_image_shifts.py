@@ -11,9 +11,10 @@ from scipy import ndimage
 
 import jaxfl
 from jaxfl import data
-from jaxfl.data import digest, divide, image_shifts, images, shift, stored
-from jaxfl.data.copies import without_copies
-from jaxfl.data.corruptions import corrupt
+from jaxfl.data import digest, divide, images, shift, stored
+from jaxfl.data.views import image_shifts
+from jaxfl.data.views.copies import without_copies
+from jaxfl.data.views.corruptions import corrupt
 from jaxfl.data.windows import Windows
 from tests.messages import mentions
 from tests.problems import batch_of

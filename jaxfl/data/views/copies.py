@@ -1,6 +1,6 @@
 """Copies of rows of the pool, for clients whose images have other strokes or are corrupted.
 
-These shifts are computed once, on the host, with all other shifts of the client (`jaxfl.data.seen_images`) in the
+These shifts are computed once, on the host, with all other shifts of the client (`jaxfl.data.views.seen_images`) in the
 pixels: the copies are further rows of the pool, at most as many as the clients have. Clients with equal shifts share
 them. `origin` says of which row each row is a copy: a row and its copies are one image, which nobody trains on if
 anybody is tested on it.
@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxfl.data import images, seen_images
+from jaxfl.data import images
 from jaxfl.data.casts import to_integers
 from jaxfl.data.clients import FederatedData, Split, view_fields
-from jaxfl.data.corruptions import STROKES, Corruption, corrupt, redraw_strokes, truncated
+from jaxfl.data.views import seen_images
+from jaxfl.data.views.corruptions import STROKES, Corruption, corrupt, redraw_strokes, truncated
 
 BLOCK = 1 << 10  # rows that are computed at once
 _postponed: ContextVar[bool] = ContextVar("postponed", default=False)

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxfl.data import label_maps
 from jaxfl.data.building import check_square
 from jaxfl.data.clients import FederatedData, Ranges, view_fields
-from jaxfl.data.copies import without_copies
 from jaxfl.data.labels import check_classes
+from jaxfl.data.views import label_maps
+from jaxfl.data.views.copies import without_copies
 from jaxfl.random import host_rng
 
 Fields = dict[str, Any]

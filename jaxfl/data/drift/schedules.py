@@ -110,7 +110,7 @@ def changed_clients(schedule: str, rounds: tuple[int, ...], clients: np.ndarray,
     if schedule == "sudden":
         return Stages.of(rounds, member)
     first, last = rounds
-    if schedule == "gradual":  # the clients have their new views in the last stage, see `jaxfl.data.drift_gradual`
+    if schedule == "gradual":  # the clients have their new views in the last stage, see `jaxfl.data.drift.gradual`
         steps = min(GRADUAL_STEPS, last - first + 1)
         begins = first + np.arange(steps) * (last - first) // (steps - 1)
         return Stages.of(tuple(begins.tolist()), member & (np.arange(steps) == steps - 1))

@@ -4,8 +4,8 @@
 permutation of all training images, and all clients have one test set. `colour_images`, `corrupt_images`,
 `redraw_images` and `transform_classes` shift the clients of an existing federation of any skew, as `rotate` does.
 
-Colours, inversions and forms by class are applied to a batch on the device (`jaxfl.data.seen_images`); other strokes
-and corruptions are copies of rows that are computed once (`jaxfl.data.copies`). Images are pixels of uint8.
+Colours, inversions and forms by class are applied to a batch on the device (`jaxfl.data.views.seen_images`); other strokes
+and corruptions are copies of rows that are computed once (`jaxfl.data.views.copies`). Images are pixels of uint8.
 """
 
 import dataclasses
@@ -18,12 +18,12 @@ import numpy as np
 
 from jaxfl.data.building import check_no_drift, check_pixels, check_square, white_level
 from jaxfl.data.clients import FederatedData
-from jaxfl.data.copies import with_copies
-from jaxfl.data.corruptions import INVERT, KINDS, STROKES, Corruption, Scale
 from jaxfl.data.images import COLOURS
 from jaxfl.data.labels import check_classes
 from jaxfl.data.shift import cross_groups, divide_by_group
 from jaxfl.data.sources import Source
+from jaxfl.data.views.copies import with_copies
+from jaxfl.data.views.corruptions import INVERT, KINDS, STROKES, Corruption, Scale
 from jaxfl.random import host_rng
 from jaxfl.schema import check_word, checked, quoted
 
@@ -110,7 +110,7 @@ def corrupted(
     test_share: float | None = None,
     seed: int = 0,
 ) -> FederatedData:
-    """Returns a federation whose groups have corrupted images, see `jaxfl.data.corruptions`.
+    """Returns a federation whose groups have corrupted images, see `jaxfl.data.views.corruptions`.
 
     Args:
         source: images in grey or colour.

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from jaxfl import data
-from jaxfl.data import conditions, describe, divide, drift, label_maps, stored
+from jaxfl.data import conditions, describe, divide, drift, stored
+from jaxfl.data.views import label_maps
 from jaxfl.simulation.evaluation import served
 from jaxfl.simulation.records.identity import fingerprint
 from jaxfl.simulation.spec import share_equal_arrays

@@ -49,11 +49,10 @@ from typing import Any, Literal, get_args
 import jax
 import numpy as np
 
-from jaxfl.data import conditions, label_maps
+from jaxfl.data import conditions
 from jaxfl.data.building import check_no_drift
 from jaxfl.data.clients import Drift, FederatedData, Ranges, array_fields, get_field, replace_field
-from jaxfl.data.copies import with_copies
-from jaxfl.data.drift_changes import (
+from jaxfl.data.drift.changes import (
     PARTS,
     Fields,
     new_group,
@@ -63,8 +62,8 @@ from jaxfl.data.drift_changes import (
     swap_labels,
     take_other_pattern,
 )
-from jaxfl.data.drift_gradual import cut_ranges, in_random_order, mixed_ranges, with_tests_of
-from jaxfl.data.drift_schedules import (
+from jaxfl.data.drift.gradual import cut_ranges, in_random_order, mixed_ranges, with_tests_of
+from jaxfl.data.drift.schedules import (
     MATRICES,
     Stages,
     changed_clients,
@@ -74,6 +73,8 @@ from jaxfl.data.drift_schedules import (
     read_matrix,
 )
 from jaxfl.data.labels import check_classes
+from jaxfl.data.views import label_maps
+from jaxfl.data.views.copies import with_copies
 from jaxfl.random import host_rng
 from jaxfl.schema import checked, quoted
 
@@ -126,7 +127,7 @@ def drift(
             groups. None is 0.3, 0.3 and 0.4 for three parts, and else equal parts.
         swaps: of `"labels"`, the swapped pairs of classes of each part, as for `jaxfl.data.shift.swapped`; None is
             1:2, 3:4 and 5:6, or as many of them as there are classes for. Further parts begin with the first again.
-        matrix: of `"matrix"`, the name of one of `jaxfl.data.drift_schedules.MATRICES`, a text file with a line of
+        matrix: of `"matrix"`, the name of one of `jaxfl.data.drift.schedules.MATRICES`, a text file with a line of
             whole numbers for each stage, or rows of numbers: the pattern of each client before the first round, and in
             each stage. Client i has column i modulo the number of columns.
         rows: a client's training rows in a stage: all of them (`"same"`), one of as many chunks as there are stages
