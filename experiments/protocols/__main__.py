@@ -10,7 +10,7 @@ again. The first three seeds of a protocol are taken. The seeds of a method shar
 import argparse
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,9 +139,7 @@ def load(protocol: Protocol, data_dir: str | None) -> dict[int, FederatedData]:
     return dict(zip(data, same_shapes(list(data.values())), strict=True))
 
 
-def line_of(
-    protocol: Protocol, method: str, job: jobs.Job, data: FederatedData, tools: jobs.Tools
-) -> Mapping[str, Any]:
+def line_of(protocol: Protocol, method: str, job: jobs.Job, data: FederatedData, tools: jobs.Tools) -> dict[str, Any]:
     """Makes a run, and returns the line that is kept of it."""
     began, history = time.process_time(), History()
     with contextlib.suppress(Diverged):

@@ -2,8 +2,8 @@
 
 The pool has each image once, and the shifts of a batch are computed on the device. The order is that in which a picture
 comes about: a class's own rotation, the client's rotation, the width of strokes, a class's colour, the client's colour,
-and a corruption. Strokes and corruptions are computed on the host (`jaxfl.data.views.copies`): clients with one of them have
-rows whose pixels have all shifts already, of which nothing is left to do here.
+and a corruption. Strokes and corruptions are computed on the host (`jaxfl.data.views.copies`): clients with one of them
+have rows whose pixels have all shifts already, of which nothing is left to do here.
 """
 
 from typing import Any
