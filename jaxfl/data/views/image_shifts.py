@@ -5,7 +5,8 @@ permutation of all training images, and all clients have one test set. `colour_i
 `redraw_images` and `transform_classes` shift the clients of an existing federation of any skew, as `rotate` does.
 
 Colours, inversions and forms by class are applied to a batch on the device (`jaxfl.data.views.seen_images`); other
-strokes and corruptions are copies of rows that are computed once (`jaxfl.data.views.copies`). Images are pixels of uint8.
+strokes and corruptions are copies of rows that are computed once (`jaxfl.data.views.copies`). Images are pixels of
+uint8.
 """
 
 import dataclasses
