@@ -259,7 +259,8 @@ class FederatedData:
             None; classes are those of the pool. They come before the client's own rotation and colour.
         stroke: 1 for clients whose strokes are thinner, 2 for thicker ones, else 0 `[N]`, or None.
         corruption: code of the corruption of each client's images `[N]`, see `jaxfl.data.views.corruptions`, 0 for
-            none, or None. Clients with strokes or corruptions (but the inversion) have copies, see `jaxfl.data.views.copies`.
+            none, or None. Clients with strokes or corruptions (but the inversion) have copies, see
+            `jaxfl.data.views.copies`.
         origin: the pool row that each row is a copy of `[P]`, or None if there are no copies.
         nearest: whether tilted images have the nearest pixels instead of interpolated ones.
         white: pixel of full brightness, of colours and corruptions.
