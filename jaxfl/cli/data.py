@@ -10,7 +10,7 @@ from jaxfl import data as federations
 from jaxfl import plots
 from jaxfl.cli import tables
 from jaxfl.cli.tables.console import TransferBars, print_parts, progress_message
-from jaxfl.data import sources
+from jaxfl.data import catalog, sources
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.describe import describe
 from jaxfl.data.digest import digest, pixel_digest
@@ -188,9 +188,7 @@ def parse_options(name: str, items: Iterable[str]) -> dict[str, Any]:
 
 def options_of_name(name: str) -> dict[str, Option]:
     """Returns the options of a data set, or those of a source, which all of its data sets have."""
-    if not is_source(name):
-        return named.known_options(name)
-    return {key: one for key, one in federations.known_options(f"iid-{name}").items() if one.owner == "source"}
+    return catalog.source_options(name) if is_source(name) else named.known_options(name)
 
 
 def source_names(name: str, chosen: dict[str, Any]) -> list[str]:
@@ -239,7 +237,8 @@ def check_save(name: str, chosen: dict[str, Any], data_dir: str | None, path: Pa
     from jaxfl.data.sources import npz
 
     origin = source_origin(name, chosen)
-    if real_path(path) in [real_path(file) for file in named.user_files(f"iid-{origin['source']}", data_dir)]:
+    read = named.user_files(federations.data_names(origin["source"])[0], data_dir)
+    if real_path(path) in map(real_path, read):
         raise ValueError(f"--save must be another file than the one that is read, got {str(path)!r} for both.")
     npz.check_target(path, origin)
 

@@ -266,6 +266,15 @@ def dataset(name: str) -> Dataset:
     )
 
 
+def source_options(source: str) -> dict[str, Option]:
+    """Returns the options of a source, which all of its data sets have, by name.
+
+    >>> sorted(source_options("linear-mixture"))
+    ['labelling', 'tested_rows']
+    """
+    return {key: one for key, one in known_options(data_names(source)[0]).items() if one.owner == "source"}
+
+
 def known_options(name: str) -> dict[str, Option]:
     """Returns all options of `load` for a data set except `data_dir` and `seed`, by name.
 

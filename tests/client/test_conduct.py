@@ -40,4 +40,4 @@ def test_epochs_belong_to_the_client_and_the_round(key):
 
 def test_one_epoch_cannot_be_less_and_nobody_late_is_a_plain_number(key):
     assert int(conduct.training_length(key, conditions.straggle(DATA, 1.0), 1)) == 1
-    assert conduct.training_length(key, DATA, 7) == 7 and isinstance(conduct.epoch_count(key, DATA, 7), int)
+    assert conduct.training_length(key, DATA, 7) == 7 and isinstance(conduct.training_length(key, DATA, 7), int)

@@ -104,7 +104,10 @@ def keeps_only(monkeypatch, empty_pictures):
     def execute_together(jobs, rows, *rest):
         return together(jobs, rows, *rest) if jobs[0].out else trace(jobs[0], rows[0], *rest)
 
-    monkeypatch.setattr(job, "execute", lambda one, *rest, **named: (run if one.out else trace)(one, *rest, **named))
+    def execute(one, rows, callbacks=(), tools=None):  # Python's `run_named` has no tools
+        return run(one, rows, callbacks, tools) if one.out or tools is None else trace(one, rows, callbacks, tools)
+
+    monkeypatch.setattr(job, "execute", execute)
     monkeypatch.setattr(job, "execute_jobs", execute_together)
 
 

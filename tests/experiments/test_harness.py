@@ -220,7 +220,7 @@ def test_every_cell_is_what_its_command_says_and_can_be_built(name, scale, monke
     images = np.zeros((len(federation.labels), 32, 32, 3), np.uint8)  # large enough for every network
     federation = dataclasses.replace(federation, inputs=images)
     task_of = functools.cache(functools.partial(tasks.create, data=federation))  # few networks, many cells
-    monkeypatch.setattr(tasks, "create", lambda name, network, data, **how: task_of(name, network, **how))
+    monkeypatch.setattr(tasks, "create", lambda name, network, data, own, **how: task_of(name, network, **how))
     jobs, built = {}, set()
     for one in base.load(name).scales[scale].cells:
         words = shlex.split(one.command(one.seeds[-1]))

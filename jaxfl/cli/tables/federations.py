@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxfl import data as federations
 from jaxfl.cli.tables.choices import key_values
-from jaxfl.data import sources
+from jaxfl.data import catalog, sources
 from jaxfl.data.describe import Description
 from jaxfl.host.text import printable
 from jaxfl.plots.style import count_phrase
@@ -66,7 +66,7 @@ def source_row(name: str, data_dir: str | None = None) -> dict[str, Any]:
     """Returns the row of a source, ready for JSON, with the names of its data sets."""
     row = sources.entry(name)
     known = {"name": name, "description": row.summary, "classes": row.num_classes, "model": row.model[0]}
-    own = {key: one.default for key, one in federations.known_options(f"iid-{name}").items() if one.owner == "source"}
+    own = {key: one.default for key, one in catalog.source_options(name).items()}
     cuts = federations.data_names(name)
     return {**known, **source_location(name, data_dir), "options": own, **_source_terms(name), "datasets": cuts}
 
