@@ -87,7 +87,7 @@ def refused(*arguments):
         ),
         (
             ["stocfl", *SMALL, "--set", "local_epochs=1.5"],
-            ("local_epochs", 1.5, 5),
+            ("local_epochs", 1.5, "batch_size"),
         ),
         (["stocfl", *SMALL, "--set", "local_epochs=0"], ("local_epochs", 0)),
         (["stocfl", *SMALL, "--set", "weighting=equal"], ("weighting", "equal")),
