@@ -158,9 +158,9 @@ def never(*args):
         (made("stocfl"), {"values": [np.nan]}, ("values", "finite")),
         (made("stocfl"), {"values": ["a"]}, ("values", "finite")),
         (
-            lambda epochs: methods.fedavg(linear_task(), optax.sgd(0.1), local_epochs=epochs),
+            lambda steps: methods.fedavg(linear_task(), optax.sgd(0.1), local_epochs=jaxfl.Steps(steps)),
             {"values": [1, 2]},
-            ("make", "local_epochs", 1.0, "jaxfl.run"),
+            ("make", "local_steps", 1.0, "jaxfl.run"),
         ),
         (made("stocfl"), {"seeds": [0, 0]}, ("seeds", "[0, 0]")),
         (made("stocfl"), {"rounds": 0}, ("rounds", 0)),
