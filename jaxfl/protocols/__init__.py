@@ -22,6 +22,7 @@ from jaxfl.protocols.scores import SCORES
 from jaxfl.schema import REQUIRED, Option, check_name, did_you_mean, quoted
 from jaxfl.settings import methods, options
 from jaxfl.settings.reading import convert
+from jaxfl.settings.user_code import is_address
 
 FOLDER = Path(__file__).parent
 SUFFIX = ".toml"
@@ -157,17 +158,9 @@ class Protocol(NamedTuple):
             raise ValueError(f"{self.name} has no reduced form; leave --reduced out.")
         tables = {key: value for key, value in self.reduced.items() if isinstance(value, dict)}
         merged = {key: value if "name" in value else {**getattr(self, key), **value} for key, value in tables.items()}
-        given = {**self.reduced, **merged}
-        content = {**self.content, **given}
-        content.pop("reduced")
-        changed = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
-        return self._replace(
-            **changed,
-            name=self.name + REDUCED,
-            published=(),
-            reduced={},
-            content=content | {"name": self.name + REDUCED},
-        )
+        content = {**self.content, **self.reduced, **merged}
+        del content["reduced"], content["name"]
+        return _record(self.name + REDUCED, content, f"[reduced] of {self.name}")
 
 
 REDUCIBLE = (
@@ -236,25 +229,76 @@ def read(name: str) -> Protocol:
         raise OSError(f"{path} cannot be read ({error.strerror}); jaxfl protocol list names all protocols.") from error
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} must be TOML, got: {error}.") from error
-    return _record(path.stem, content, path)
+    if not path.stem.strip("."):
+        raise ValueError(f"{path} must have a name, which is that of the folder of its runs; rename it.")
+    protocol = _record(path.stem, content, str(path))
+    if protocol.reduced:
+        protocol.as_reduced()  # refused here, too
+    return protocol
 
 
-def _record(name: str, content: dict[str, Any], path: Path) -> Protocol:
+def _record(name: str, content: dict[str, Any], where: str) -> Protocol:
     """Returns the record of a file's content; raises ValueError if a key is unknown, missing, or of another type."""
-    values = _values(content, _KEYS, str(path))
-    check_name(f"score in {path}", values["score"], SCORES)
+    _check_entries(content, where)
+    values = _values(content, _KEYS, where)
+    check_name(f"score in {where}", values["score"], SCORES)
     for part in ("data", "model", "optimizer"):
         if not isinstance(values[part].get("name"), str):
-            raise ValueError(f"name must be given in [{part}] of {path}; jaxfl methods and jaxfl data list names.")
+            raise ValueError(f"name must be given in [{part}] of {where}; jaxfl methods and jaxfl data list names.")
     for key in values["local"]:
-        check_name(f"option in [local] of {path}", key, TRAINING)
+        check_name(f"option in [local] of {where}", key, TRAINING)
+    _check_methods(values["methods"], values["local"], where)
+    if not values["seeds"]:
+        raise ValueError(f"seeds must be one or more in {where}, got none; write seeds = [0, 1, 2].")
+    for seed, text in values["digests"].items():
+        if not (seed.isdecimal() and isinstance(text, str) and text.startswith(("row1:", "fed1:"))):
+            raise ValueError(
+                f"digests in {where} must be texts by seed, as jaxfl protocol --digest prints them, got "
+                f"{quoted(seed)} = {quoted(text)}."
+            )
     for key in values["reduced"]:
-        check_name(f"key in [reduced] of {path}", key, REDUCIBLE)
-    rows = [_values(row, _ROW_KEYS, f"[[published]] of {path}") for row in values.pop("published")]
-    _values(values["reduced"], [option._replace(default=None) for option in _KEYS], f"[reduced] of {path}")
+        check_name(f"key in [reduced] of {where}", key, REDUCIBLE)
+    rows = [_values(row, _ROW_KEYS, f"[[published]] of {where}") for row in values.pop("published")]
+    _values(values["reduced"], [option._replace(default=None) for option in _KEYS], f"[reduced] of {where}")
     kept = {key: value for key, value in content.items() if key != "published"}
     published = tuple(Published(**row) for row in rows)
     return Protocol(name=name, published=published, content={"name": name, **kept}, **values)
+
+
+def _check_entries(value: Any, where: str) -> None:
+    """Raises ValueError if an entry is of a type that JSON lacks, or the address of a program.
+
+    A record may be somebody else's, and is told without an execution of what it names.
+    """
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            _check_entries(key, where)
+            _check_entries(entry, where)
+    elif isinstance(value, list):
+        for entry in value:
+            _check_entries(entry, where)
+    elif is_address(value):
+        raise ValueError(
+            f"{where} must name what jaxfl has, got {quoted(value)}, a file of Python; run it by jaxfl sweep, or a "
+            "method by --method."
+        )
+    elif not isinstance(value, str | int | float):
+        raise ValueError(f"{where} must have texts, numbers, true, false, lists and tables, got {value}.")
+
+
+def _check_methods(tables: Mapping[str, Any], local: Mapping[str, Any], where: str) -> None:
+    """Raises ValueError unless the tables of methods have options that the protocol does not fix for all."""
+    for name, own in tables.items():
+        check_name(f"method in [methods] of {where}", name, methods.names())
+        if not isinstance(own, dict):
+            raise ValueError(f"[methods.{name}] of {where} must be a table of options, got {quoted(own)}.")
+        for key in own:
+            owner = key.rpartition(".")[0]
+            if key in local or owner not in ("", "optimizer", "run"):
+                fixed = "[local]" if key in local else f"[{owner}]"
+                raise ValueError(
+                    f"{quoted(key)} in [methods.{name}] of {where} is fixed for all methods in {fixed}; write it there."
+                )
 
 
 def _values(given: Mapping[str, Any], known: "tuple[Option, ...] | list[Option]", where: str) -> dict[str, Any]:

@@ -4,8 +4,10 @@ import os
 import re
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from PIL import Image
+from pyarrow import parquet
 from typer.testing import CliRunner
 
 from jaxfl import data
@@ -135,6 +137,11 @@ def _dangling(path):
     path.symlink_to("nowhere.png")
 
 
+def _dangling_folder(path):
+    path.unlink()
+    path.parent.joinpath("18.png.d").symlink_to("of/a/disk/that/is/not/mounted")
+
+
 def _at_the_top(path):
     path.rename(path.parents[1] / path.name)
 
@@ -144,14 +151,59 @@ def _below(path):
     path.rename(path.parent / "more" / path.name)
 
 
-@pytest.mark.parametrize("damage", [_broken, _text, _postscript, _deep, _pipe, _dangling, _at_the_top, _below])
+def _far_below(path):
+    (path.parent / "a/b/c/d/e/f").mkdir(parents=True)
+    path.rename(path.parent / "a/b/c/d/e/f" / path.name)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [_broken, _text, _postscript, _deep, _pipe, _dangling, _dangling_folder, _at_the_top, _below, _far_below],
+)
 def test_an_image_that_cannot_be_used_is_named(tmp_path, damage):
     written(tmp_path, CLASSES[:4] + CLASSES[-4:])
     damage(tmp_path / "dog" / "18.png")
-    (where,) = (os.path.join(place, "18.png") for place, _, names in os.walk(tmp_path) if "18.png" in names)
+    (where,) = (str(path) for path in tmp_path.rglob("18.png*"))
     with pytest.raises(ValueError, match=mentions(where)) as caught:
         sources.load("folder", tmp_path)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def _turned(path, pixels):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(pixels).save(path, exif=exif)
+
+
+def _animated(path, pixels):
+    Image.fromarray(pixels).save(path, save_all=True, append_images=[Image.fromarray(255 - pixels)])
+
+
+def _transparent(path, pixels):
+    Image.fromarray(np.concatenate([pixels, np.full((6, 5, 1), 100, np.uint8)], 2)).save(path)
+
+
+def _opaque(path, pixels):
+    Image.fromarray(np.concatenate([pixels, np.full((6, 5, 1), 255, np.uint8)], 2)).save(path)
+
+
+@pytest.mark.parametrize(
+    ("save", "told"), [(_turned, "EXIF"), (_animated, "frames"), (_transparent, "transparent"), (_opaque, None)]
+)
+def test_what_pixels_lack_of_a_file_is_told_with_a_file(tmp_path, save, told, recwarn):
+    """Of a folder and of a column of parquet: the pixels are as they were, and nothing is lost in silence."""
+    written(tmp_path / "set", CLASSES)
+    path, pixels = tmp_path / "set" / "dog" / "1.png", RNG.integers(0, 256, (6, 5, 3), np.uint8)
+    save(path, pixels)
+    source = sources.load("folder", tmp_path / "set")
+    assert any((one == pixels).all() for one in source.inputs)
+    table = pa.table({"image": [path.read_bytes()] * 2, "label": [0, 1]})
+    parquet.write_table(table, tmp_path / "train.parquet")
+    assert (sources.load("parquet", tmp_path / "train.parquet").inputs == pixels).all()
+    texts = [str(one.message) for one in recwarn]
+    assert len(texts) == (0 if told is None else 2)
+    for text, count, where in zip(texts, ("1 of 40", "2 of 2"), (str(path), "row 0"), strict=False):
+        assert count in text and str(told) in text and where in text
 
 
 def test_folders_that_are_no_layout(tmp_path):

@@ -102,6 +102,18 @@ def test_reduced_forms_have_another_name_and_digest_and_no_published_rows():
         ("[model]", "[reduced]\nscore = 'micro-last'\n[model]", ("score", "[reduced]")),
         ("[data]", "[[published]]\nmethod = 'a'\nvalue = 1\nmark = 'X'\ntable = '1'\n[data]", ("mark", "X")),
         ("[data]", "[data", ("TOML",)),
+        ("seeds = [0]", "seeds = []", ("seeds", "none")),
+        ("[model]", "[methods]\nifca = 3\n[model]", ("[methods.ifca]", "3")),
+        ("[model]", "[methods.ifka]\nnum_clusters = 3\n[model]", ("ifka", "ifca")),
+        (
+            "[model]",
+            "[local]\nlocal_epochs = 1\n[methods.ifca]\nlocal_epochs = 5\n[model]",
+            ("local_epochs", "[local]"),
+        ),
+        ("[model]", "[methods.ifca]\n'data.num_clients' = 5\n[model]", ("data.num_clients", "[data]")),
+        ("[model]", "[methods.ifca]\nnum_clusters = 1979-05-27\n[model]", ("1979-05-27",)),
+        ("[model]", "[digests]\n0 = 5\n[model]", ("digests", "5")),
+        ("[model]", "[reduced.local]\nthreshold = 2\n[model]", ("threshold", "[reduced]")),
     ],
 )
 def test_a_record_that_is_wrong_is_refused_in_one_line(line, by, told, tmp_path):
@@ -112,6 +124,35 @@ def test_a_record_that_is_wrong_is_refused_in_one_line(line, by, told, tmp_path)
     with pytest.raises(ValueError, match=mentions(*told)) as refused:
         protocols.read(str(path))
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "by"),
+    [
+        ('name = "rotated-digits"', 'name = "own.py:make"'),
+        ('name = "logistic"', 'name = "own.py:make"'),
+        ('name = "sgd"', 'name = "own.py:make"'),
+        ("[model]", "[run]\ntask = 'own.py:make'\n[model]"),
+        ("[model]", "[reduced.model]\nname = 'own.py:make'\n[model]"),
+        ('compared = ["fedavg"]', 'compared = ["own.py:make"]'),
+    ],
+)
+def test_no_program_that_a_record_names_is_executed(line, by, tmp_path, monkeypatch):
+    """The record may be somebody else's, and a command that tells it must execute nothing."""
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text("from pathlib import Path\nPath('executed').touch()\ndef make(): pass\n")
+    Path("mine.toml").write_text(SMALL.replace(line, by))
+    with pytest.raises(ValueError, match=mentions("own.py:make", "mine.toml")):
+        protocols.read("mine.toml").settings("fedavg")
+    assert not Path("executed").exists()
+
+
+def test_a_record_has_a_name_that_a_folder_can_have(tmp_path):
+    """Without --out the runs are in `runs/NAME`, which `..` would leave."""
+    path = tmp_path / "...toml"
+    path.write_text(SMALL)
+    with pytest.raises(ValueError, match=mentions("...toml", "name")):
+        protocols.read(str(path))
 
 
 def test_tables_of_a_reduced_form_are_merged_unless_they_have_a_name(tmp_path):

@@ -14,6 +14,7 @@ from jaxfl.data.sources.base import PICTURES, Folder, Source, SourceEntry
 from jaxfl.schema import checked
 
 DEPTH = 3  # folders above an image: client, split and class
+DEEPEST = 100  # folders in each other that are searched for images in the wrong place
 SPLITS = ("train", "test", "val", "valid", "validation", "dev")
 LAYOUTS = "CLASS/*.png or CLIENT/CLASS/*.png"
 HELP = f"pass a folder with images in {LAYOUTS} as data_dir"
@@ -61,7 +62,8 @@ def load(data_dir: Folder = None, *, size: int | None = None) -> Source:
 
     Warns:
         UserWarning: folders without images, files that are no images, or a split other than `train` and `test` are left
-            out; or names differ in spaces, case or the form of accents alone.
+            out; images are turned by EXIF, have several frames or are transparent, which pixels lack; or names differ
+            in spaces, case or the form of accents alone.
     """
     if data_dir is None or not Path(data_dir).is_dir():
         got = "none was given" if data_dir is None else f"there is no folder {data_dir}"
@@ -120,14 +122,16 @@ def _image_files(
         if name.startswith(".") or name == "__MACOSX":
             continue
         if path.is_dir():
-            if len(above) > DEPTH:  # deeper than any layout
-                continue
+            if len(above) > DEEPEST:
+                raise ValueError(f"{folder} must have at most {DEPTH} folders above its images, {LAYOUTS}; move them.")
             for image in _image_files(path, empty, others, (*above, place)):
                 found = True
                 yield image
         elif path.suffix.lower() in PICTURES:
             found = True
             yield path
+        elif path.is_symlink() and not path.exists():  # of a folder, too, such as of a disk that is not there
+            raise ValueError(f"{path} must be a folder or an image, got a link that leads to no file; remove it.")
         else:
             others.append(path)
     if above and not found:

@@ -23,13 +23,16 @@ from jaxfl.data.sources import checks, pictures, shards
 from jaxfl.data.sources.base import Folder, Source, SourceEntry
 
 
-def image_batches(where: str, start: int, column: Any) -> Iterator[tuple[int, np.ndarray]]:
+def image_batches(
+    where: str, start: int, column: Any, lacking: dict[str, list[str]] | None = None
+) -> Iterator[tuple[int, np.ndarray]]:
     """Yields pairs of a row number and the images `[rows, ...]` from this row on, uint8 or float32.
 
     Args:
         where: file and column, for the messages.
         start: number of the first row.
         column: image files as bytes, `struct<bytes, path>`, or lists of numbers; integers from 0 to 255 become uint8.
+        lacking: as of `jaxfl.data.sources.pictures.decode`.
 
     Raises:
         ValueError: the column is of another type, or an image cannot be decoded or differs from the others in shape.
@@ -46,7 +49,7 @@ def image_batches(where: str, start: int, column: Any) -> Iterator[tuple[int, np
                 raise ValueError(
                     f"{where}: row {row} must have the bytes of an image, got none; write the files into the column."
                 )
-            yield row, pictures.decode(f"{where}: row {row}", content)[None]
+            yield row, pictures.decode(f"{where}: row {row}", content, lacking=lacking)[None]
     elif types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         yield start, _array_from_lists(f"{where}: rows from {start}", column)
     else:
@@ -323,6 +326,7 @@ def _read_split(files: Sequence[Path], columns: Mapping[str, str]) -> dict[str, 
     if not total:
         raise ValueError(f"{files[0]} must have rows, got none; download it again.")
     images: np.ndarray | None = None
+    lacking: dict[str, list[str]] = {}
     parts: dict[str, list[np.ndarray]] = {role: [] for role in columns if role != "image"}
     for path in files:
         for start, batch in _row_batches(path, list(columns.values())):
@@ -334,7 +338,7 @@ def _read_split(files: Sequence[Path], columns: Mapping[str, str]) -> dict[str, 
                 if role != "image":
                     parts[role].append(column_values(where, role, column))
                     continue
-                for row, pixels in image_batches(where, start, column):
+                for row, pixels in image_batches(where, start, column, lacking):
                     if images is None:
                         bounded.check_unpacked_size(total * pixels[:1].nbytes, size, f"{where}: ")
                         images = np.empty((total, *pixels.shape[1:]), pixels.dtype)
@@ -349,6 +353,7 @@ def _read_split(files: Sequence[Path], columns: Mapping[str, str]) -> dict[str, 
                     images[done + row - start : done + row - start + len(pixels)] = pixels
             done += len(batch)
     assert images is not None
+    pictures.warn_lacking(lacking, total)
     where = f"{files[0]}, column {columns['image']}"
     if images.dtype.kind == "f":
         check_finite(where, images)

@@ -1,9 +1,11 @@
 """Image files decoded into one array, by several threads."""
 
 import concurrent.futures
+import contextlib
 import io
 import struct
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +18,13 @@ MODES = {"1": "L", "L": "L", "LA": "L", "P": "RGB", "RGB": "RGB", "RGBA": "RGB",
 # The content of a file decides its format, not its name; other formats may run programs (EPS).
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "PPM", "GIF")
 BLOCK = 128  # images that a thread decodes as one task
+ORIENTATION = 0x0112  # the tag of EXIF
+# What an array of pixels lacks, and the remedy.
+LACKS = {
+    "an orientation in EXIF, by which they are not turned": "PIL.ImageOps.exif_transpose turns them",
+    "several frames, of which the first is read": "write a file for each frame",
+    "transparent pixels, whose hidden colours are read": "write them on a background",
+}
 
 
 class Traits(NamedTuple):
@@ -31,18 +40,32 @@ class Traits(NamedTuple):
     colour: bool
 
 
-def decode(where: str, content: bytes | Path, *, remedy: str = "leave it out or download the file again") -> np.ndarray:
+def decode(
+    where: str,
+    content: bytes | Path,
+    *,
+    remedy: str = "leave it out or download the file again",
+    lacking: dict[str, list[str]] | None = None,
+) -> np.ndarray:
     """Returns the pixels of an image file, `[H, W]` or `[H, W, 3]`, uint8.
 
     Args:
         where: beginning of the message, such as file and row.
         content: the file, or its path.
         remedy: end of the message.
+        lacking: dictionary that gets `where` for each of `LACKS` that the image has, for `warn_lacking`.
 
     Raises:
         ValueError: the image cannot be decoded, or does not have 8 bits per channel.
     """
-    return _opened(where, content, remedy, lambda picture, target: np.asarray(_converted(picture, target)))
+
+    def converted(picture: Any, target: str) -> np.ndarray:
+        pixels = np.asarray(_converted(picture, target))
+        for what in () if lacking is None else _lacking(picture):
+            lacking.setdefault(what, []).append(where)
+        return pixels
+
+    return _opened(where, content, remedy, converted)
 
 
 def read_traits(path: Path, *, remedy: str) -> Traits:
@@ -63,6 +86,9 @@ def read_all(paths: Sequence[Path], *, size: int | None = None, colour: bool = F
 
     Raises:
         ValueError: an image cannot be decoded, sizes differ, or all images together are too large.
+
+    Warns:
+        UserWarning: images have what an array of pixels lacks, see `LACKS`.
     """
     for path in paths:
         if not path.is_file():
@@ -81,18 +107,37 @@ def read_all(paths: Sequence[Path], *, size: int | None = None, colour: bool = F
     total = len(paths) * int(np.prod(shape))
     bounded.check_unpacked_size(total, sum(path.stat().st_size for path in paths), f"{paths[0].parent}: ")
     images = np.empty((len(paths), *shape), np.uint8)
+    lacks: list[tuple[str, ...]] = [()] * len(paths)
 
-    def read(path: Path) -> np.ndarray:
+    def read(row: int, path: Path) -> np.ndarray:
         def scaled(picture: Any, target: str) -> np.ndarray:
             from PIL import Image
 
             converted = _converted(picture, "RGB" if channels else target)
+            lacks[row] = _lacking(picture)
             return np.asarray(converted.resize((size, size), Image.Resampling.BICUBIC) if size else converted)
 
         return _opened(str(path), path, remedy, scaled)
 
-    _for_each(paths, lambda row, path: images.__setitem__(row, read(path)))
+    _for_each(paths, lambda row, path: images.__setitem__(row, read(row, path)))
+    lacking = {
+        what: [str(path) for path, found in zip(paths, lacks, strict=True) if what in found]
+        for what in LACKS
+        if any(what in found for found in lacks)
+    }
+    warn_lacking(lacking, len(paths))
     return images
+
+
+def warn_lacking(lacking: dict[str, list[str]], count: int) -> None:
+    """Warns of images whose files have what an array of pixels lacks.
+
+    Args:
+        lacking: where these images are, by what they have, from `decode`.
+        count: number of all images.
+    """
+    for what, places in lacking.items():
+        warnings.warn(f"{len(places)} of {count} images have {what}, such as {places[0]}; {LACKS[what]}.", stacklevel=3)
 
 
 def _for_each(paths: Sequence[Path], use: Callable[[int, Path], None]) -> None:
@@ -111,6 +156,18 @@ def _for_each(paths: Sequence[Path], use: Callable[[int, Path], None]) -> None:
 def _converted(picture: Any, target: str) -> Any:
     """Returns a picture in another mode; transparent colours of a palette must be resolved first."""
     return (picture.convert("RGBA") if picture.mode == "P" else picture).convert(target)
+
+
+def _lacking(picture: Any) -> tuple[str, ...]:
+    """Returns which of `LACKS` a decoded picture has."""
+    turned, frames, transparent = LACKS
+    orientation = 1
+    with contextlib.suppress(Exception):  # damaged EXIF, which may fail in any way, has none
+        orientation = picture.getexif().get(ORIENTATION, 1)
+    opaque = not picture.has_transparency_data or picture.convert("RGBA").getchannel("A").getextrema()[0] == 255
+    several = getattr(picture, "n_frames", 1) > 1 and picture.format != "MPO"  # of a camera, the others are previews
+    found: Iterable[bool] = (orientation in range(2, 9), several, not opaque)
+    return tuple(what for what, there in zip((turned, frames, transparent), found, strict=True) if there)
 
 
 def _opened(where: str, content: bytes | Path, remedy: str, use: Callable[[Any, str], Any]) -> Any:
