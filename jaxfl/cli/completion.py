@@ -71,7 +71,8 @@ def complete_setting(context: typer.Context, incomplete: str) -> Suggestions:
         if "method" in given:
             wanted, method = options.split_items(given.get("items") or ()), given.get("method") or first
             model, task = wanted.get("model", federations.dataset(data).model[0]), wanted.get("task", "auto")
-            found = options.applicable_options(method, data, model, wanted.get("optimizer", "sgd"), task=task)
+            optimizers = wanted.get("optimizer", "sgd"), wanted.get("server_optimizer")
+            found = options.applicable_options(method, data, model, *optimizers, task=task)
             begun = [*((f"model={name}", "") for name in MODELS), *((f"optimizer={name}", "") for name in OPTIMIZERS)]
         else:
             found = list(federations.known_options(data).values())

@@ -35,7 +35,6 @@ from jaxfl.protocols.scores import check_score
 from jaxfl.schema import REQUIRED, Option, did_you_mean, quoted
 from jaxfl.settings import methods as known
 from jaxfl.settings import models, optimizers, options, tasks
-from jaxfl.settings.optimizers import SERVERS
 from jaxfl.settings.switches import SWITCHES, attack_options, availability_options
 from jaxfl.settings.user_code import run_label
 from jaxfl.simulation.callbacks import Finished
@@ -292,7 +291,7 @@ CHOICES: dict[str, tuple[str, Callable[[str], Collection[str]]]] = {
     "model": ("model", lambda name: models.options(name)),
     "optimizer": ("optimizer", lambda name: optimizers.options(name)),
     "task": ("task", lambda name: tasks.options(name)),
-    "server_optimizer": ("server", lambda name: SERVERS[name][1] if name in SERVERS else ()),
+    "server_optimizer": ("server", lambda name: optimizers.server_options(name)),
     "attack": ("data", attack_options),
     "availability": ("run", availability_options),
 }

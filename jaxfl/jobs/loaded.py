@@ -44,7 +44,7 @@ NEEDED = ("method", "data", "data_dir", *NUMBERS)  # in a config
 class LoadedRun(TrainedRun):
     """A run in a folder, finished or interrupted. Data, method, state and evaluation are computed at their first use.
 
-    Where its method, data, model, optimiser or task is in a file of Python, these and all that needs them (`job`,
+    Where its method, data, model, task or an optimiser is in a file of Python, these and all that needs them (`job`,
     `params`, `clients`, `resume` ...) execute the file, and only if it is trusted, see `load`. The attributes below
     execute nothing.
 
@@ -81,7 +81,7 @@ class LoadedRun(TrainedRun):
         """The job of the run: its names and options.
 
         Raises:
-            ValueError: `jaxfl.run` began it, or its method, data, model, optimiser or task is in a file that is not
+            ValueError: `jaxfl.run` began it, or its method, data, model, task or an optimiser is in a file that is not
                 trusted or has changed.
         """
         if self.config is None:
@@ -243,7 +243,7 @@ def load(
         method: of a run that `jaxfl.run` started, which saves no names; None builds it from the config.
         data: the same.
         data_dir: where the data's files lie, if not where they were.
-        trust: whether files of Python that hold the run's method, data, model, optimiser or task are executed when
+        trust: whether files of Python that hold the run's method, data, model, task or optimisers are executed when
             these are used. True executes their copies in the folder, and nothing outside it; a path, or several,
             executes these files of your own instead, which may import what lies beside them. They must be as they
             were: SHA-256 in the config.
@@ -274,13 +274,14 @@ def written_job(config: dict[str, Any]) -> jobs.Job:
     if missing := [name for name in NEEDED if name not in config]:
         raise KeyError(", ".join(missing))
     code = _addresses(config)
-    own = {owner: _options_in_file(config, owner) for owner in (name.removeprefix("run.") for name in code)}
+    owners = {name: name.removeprefix("run.").removesuffix("_optimizer") for name in code}
+    own = {owner: _options_in_file(config, owner) for owner in owners.values()}
     of_files = {f"{owner}.{name}" for owner, options in own.items() for name in options}
     rest = {name: value for name, value in config.items() if name not in of_files}
     settings = _route(rest | {name: STAND_INS[name] for name in code}, config.get("weights_file"))
     for name, address in code.items():
-        owner = name.removeprefix("run.")
-        written = f"{config[f'{owner}_file']}:{address.rpartition(':')[2]}"
+        owner, file = owners[name], config[f"{name.removeprefix('run.')}_file"]
+        written = f"{file}:{address.rpartition(':')[2]}"
         settings = settings._replace(**{owner: getattr(settings, owner) | own[owner]})
         if owner == "task":
             settings.run[owner] = written
@@ -290,7 +291,8 @@ def written_job(config: dict[str, Any]) -> jobs.Job:
 
 
 # For what is in a file, to read all other options; a saved federation has the options of all.
-STAND_INS = {"method": "fedavg", "data": SAVED.name, "model": "mlp", "optimizer": "sgd", "run.task": "auto"}
+STAND_INS = {"method": "fedavg", "data": SAVED.name, "model": "mlp", "optimizer": "sgd", "server_optimizer": "fedavgm"}
+STAND_INS |= {"run.task": "auto"}
 
 
 def _addresses(config: dict[str, Any]) -> dict[str, str]:
@@ -304,7 +306,7 @@ def _numbers(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _settings_of_config(folder: Path, config: dict[str, Any], trust: bool | list[Path]) -> options.Settings:
-    """Returns the settings of a config; a user's method, data, model, optimiser or task is executed if trusted."""
+    """Returns the settings of a config; a user's method, data, model, optimisers or task are executed if trusted."""
     found = {}
     for name, address in _addresses(config).items():
         file = user_code.trusted_file(folder, name.removeprefix("run."), address, config, trust)

@@ -1,4 +1,4 @@
-"""Optimisers of clients and server by name, the checks of their numbers, and a user's `FILE.py:NAME` for the clients.
+"""Optimisers of clients and server by name, the checks of their numbers, and a user's `FILE.py:NAME` for either.
 
 A user's optimiser is a function that returns an `optax.GradientTransformation`; its parameters are its options.
 """
@@ -58,22 +58,34 @@ def options(name: str) -> dict[str, Option]:
     >>> list(options("momentum"))
     ['learning_rate', 'momentum']
     """
+    return _options_by_name("optimizer", name, OPTIMIZERS)
+
+
+def server_options(name: str | None) -> dict[str, Option]:
+    """Returns the options of a server's optimiser; none without one.
+
+    Args:
+        name: a key of `SERVERS`, `FILE.py:NAME`, or None or `"none"` without one.
+
+    Raises:
+        ValueError: there is no such optimiser.
+    """
+    return {} if name in (None, "none") else _options_by_name("server_optimizer", name, SERVERS)
+
+
+def _options_by_name(argument: str, name: str, known: Mapping[str, tuple[Any, dict[str, float]]]) -> dict[str, Option]:
+    """Returns the options of an optimiser in a table or in a user's file."""
     if not user_code.is_address(name):
         if str(name).endswith(".py"):
             raise ValueError(
-                f"optimizer must be FILE.py:NAME, got {name!r}; write {name}: and the name of its factory."
+                f"{argument} must be FILE.py:NAME, got {name!r}; write {name}: and the name of its factory."
             )
-        check_name("optimizer", name, OPTIMIZERS)
-        return number_options(OPTIMIZERS[name][1])
+        check_name(argument, name, known if argument == "optimizer" else ["none", *known])
+        return number_options(known[name][1])
     found = user_code.load(name)
     if not callable(found):
         raise ValueError(f"{name} must be a function that makes an optimiser, got {quoted(found)}; {REMEDY}.")
     return parameter_options(found)
-
-
-def server_options(name: str | None) -> dict[str, Option]:
-    """Returns the options of a server's optimiser; none without one."""
-    return number_options(SERVERS[name][1]) if name else {}
 
 
 def number_options(defaults: Mapping[str, float]) -> dict[str, Option]:
@@ -125,11 +137,11 @@ def _user_optimizer(name: str, given: Mapping[str, Any]) -> optax.GradientTransf
     return made
 
 
-def check_traceable(name: str, given: Mapping[str, Any], traced: Collection[str]) -> None:
+def check_traceable(name: str | None, given: Mapping[str, Any], traced: Collection[str]) -> None:
     """Checks that a user's optimiser is made of numbers without values where they are declared `Traceable`.
 
     Args:
-        name: as for `client_optimizer`.
+        name: as for `client_optimizer` or `server_optimizer`; None without one.
         given: the options that differ from its defaults.
         traced: the options whose numbers are arguments of compiled programs.
 
@@ -149,16 +161,18 @@ def check_traceable(name: str, given: Mapping[str, Any], traced: Collection[str]
         ) from error
 
 
-def server_optimizer(name: str, given: Mapping[str, float]) -> optax.GradientTransformation:
+def server_optimizer(name: str, given: Mapping[str, Any]) -> optax.GradientTransformation:
     """Returns the server's optimiser; with a learning rate of 0 the model is constant.
 
     Args:
-        name: a key of `SERVERS`.
-        given: the numbers that differ from its defaults.
+        name: a key of `SERVERS`, or `FILE.py:NAME`.
+        given: the options that differ from its defaults.
 
     Raises:
-        ValueError: a number is out of range.
+        ValueError: a number is out of range, or a user's function raises or returns no optimiser.
     """
+    if user_code.is_address(name):
+        return _user_optimizer(name, given)
     make, defaults = SERVERS[name]
     numbers = {**defaults, **given}
     if is_known(numbers["learning_rate"]) and not numbers["learning_rate"] >= 0:

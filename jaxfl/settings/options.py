@@ -26,7 +26,7 @@ from jaxfl.methods.scheduled import scheduled
 from jaxfl.models import MODELS
 from jaxfl.models.adapters import Network
 from jaxfl.models.initialisation import pytorch_start
-from jaxfl.schema import REQUIRED, Option, check_name, function_options, quoted
+from jaxfl.schema import REQUIRED, Option, function_options, quoted
 from jaxfl.server.aggregators import NormBound
 from jaxfl.settings import (
     federations,
@@ -94,7 +94,7 @@ class Settings(NamedTuple):
         files = self.files()
         flat |= {f"{owner}_checksum": user_code.file_checksum(path) for owner, path in files.items()}
         if "server_optimizer" in methods.row(self.method_name).options:
-            flat["server_optimizer"] = self.server_name
+            flat["server_optimizer"] = self.server_name and user_code.run_label(self.server_name)
         for name, default in self.defaults().items():
             owner, _, option = name.partition(".")
             flat[name] = reading.json_value(getattr(self, owner).get(option, default))
@@ -132,13 +132,13 @@ class Settings(NamedTuple):
         )
 
     def files(self) -> dict[str, Path]:
-        """Returns the user's files that the run depends on: of method, model, task, data, optimiser and weights.
+        """Returns the user's files that the run depends on: of method, model, task, data, optimisers and weights.
 
         Raises:
             ValueError: a file is missing.
         """
         names = {"method": self.method_name, "model": self.model_name, "task": self.task_name}
-        names |= {"data": self.data_name, "optimizer": self.optimizer_name}
+        names |= {"data": self.data_name, "optimizer": self.optimizer_name, "server_optimizer": self.server_name}
         found = {owner: user_code.address_file(name) for owner, name in names.items() if user_code.is_address(name)}
         return found | ({"weights": user_code.existing_file(self.run["weights"])} if self.run.get("weights") else {})
 
@@ -225,6 +225,7 @@ def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Se
     wanted = without_removed(method, wanted, {option.name for option in options if option.owner != "run"})
     named = {"method": method, "data": data, "model": model, "optimizer": optimizer, "server": server, "task": task}
     where = ", ".join(f"{owner} {named[owner]}" for owner in ("method", "data", "model", "optimizer"))
+    where += f", server_optimizer {server}" if user_code.is_address(server) else ""
     where += f", task {task}" if user_code.is_address(task) else ""
     chosen: dict[str, dict[str, Any]] = {owner: {} for owner in OWNERS}
     for option, value in read_options(
@@ -555,11 +556,13 @@ def optimizer(settings: Settings) -> optax.GradientTransformation:
     return optimizers.client_optimizer(settings.optimizer_name, settings.optimizer)
 
 
-def check_optimizer(settings: Settings) -> None:
-    """Raises ValueError unless the clients' optimiser can be made, of numbers without values where they are traced."""
+def check_optimizers(settings: Settings) -> None:
+    """Raises ValueError unless both optimisers can be made, of numbers without values where they are traced."""
     optimizer(settings)
-    traced = [name.partition(".")[2] for name in numbers(settings) if name.startswith("optimizer.")]
-    optimizers.check_traceable(settings.optimizer_name, settings.optimizer, traced)
+    server_optimizer(settings)
+    for owner, name in (("optimizer", settings.optimizer_name), ("server", settings.server_name)):
+        traced = [number.partition(".")[2] for number in numbers(settings) if number.startswith(f"{owner}.")]
+        optimizers.check_traceable(name, getattr(settings, owner), traced)
 
 
 def server_optimizer(settings: Settings) -> optax.GradientTransformation | None:
@@ -569,15 +572,16 @@ def server_optimizer(settings: Settings) -> optax.GradientTransformation | None:
 
 def _choose_server(method: str, wanted: dict[str, Any]) -> str | None:
     """Returns the name of the server's optimiser, removed from `wanted`; None for plain averaging."""
-    name = str(wanted.pop("server_optimizer", None)).lower()
+    name = str(wanted.pop("server_optimizer", None))
+    name = name if user_code.is_address(name) else name.lower()
     if name == "none":
         orphan = next((key for key in wanted if key.startswith("server.")), None)
         if orphan:
-            ways = "|".join(SERVERS)
+            ways = "|".join([*SERVERS, "FILE.py:NAME"])
             raise ValueError(f"{orphan} is an option of a server optimiser; add --set server_optimizer={ways}.")
         return None
     if "server_optimizer" not in methods.row(method).options:
         able = ", ".join(other for other, row in METHODS.items() if "server_optimizer" in row.options)
         raise ValueError(f"method {method} takes no server_optimizer, got {quoted(name)}; those that do: {able}.")
-    check_name("server_optimizer", name, ["none", *SERVERS])
+    optimizers.server_options(name)
     return name

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, TypeGuard
 
 from jaxfl.files import crc, user_path
 from jaxfl.schema import did_you_mean, quoted
@@ -26,7 +26,7 @@ from jaxfl.schema import did_you_mean, quoted
 ADDRESS = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)", re.DOTALL)  # a file may have any name
 
 
-def is_address(name: Any) -> bool:
+def is_address(name: Any) -> TypeGuard[str]:
     """Returns whether a name is an address in a file."""
     return isinstance(name, str) and ADDRESS.fullmatch(name) is not None
 
@@ -99,7 +99,8 @@ def trusted_file(folder: Path, owner: str, address: str, config: Mapping[str, An
 
     Args:
         folder: of the run.
-        owner: what is in the file: `"method"`, `"data"`, `"model"`, `"optimizer"` or `"task"`.
+        owner: what is in the file: `"method"`, `"data"`, `"model"`, `"optimizer"`, `"server_optimizer"` or
+            `"task"`.
         address: `FILE.py:NAME`, from the config.
         config: of the run, with the checksums; those of older runs have no SHA-256.
         trust: from `trusted_files`; of the user's own files the one of the same name counts.

@@ -25,8 +25,8 @@ import jaxfl
 from flax import linen as nn
 
 
-def average(task, optimizer, *, local_epochs: int = 1):
-    return jaxfl.methods.fedavg(task, optimizer, local_epochs=local_epochs)
+def average(task, optimizer, *, local_epochs: int = 1, server_optimizer=None):
+    return jaxfl.methods.fedavg(task, optimizer, local_epochs=local_epochs, server_optimizer=server_optimizer)
 
 
 class Net(nn.Module):
@@ -50,8 +50,9 @@ def steps(learning_rate: float = 0.1):
 """
 EVIL = f'import os\nos.environ["{RAN}"] = "evil"\n'
 IN_A_FILE = {"method": "mine.py:average", "model": "mine.py:Net", "run.task": "mine.py:same"}
-IN_A_FILE |= {"data": "mine.py:clients", "optimizer": "mine.py:steps"}
+IN_A_FILE |= {"data": "mine.py:clients", "optimizer": "mine.py:steps", "server_optimizer": "mine.py:steps"}
 JAXFLS = {"method": "fedavg", "model": "logistic", "run.task": "auto", "data": "rotated-digits", "optimizer": "sgd"}
+JAXFLS |= {"server_optimizer": "fedavgm"}
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +61,8 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")
     (folder / "mine.py").write_text(MINE)
     file = f"{folder / 'mine.py'}"
-    own = {"model": f"{file}:Net", "task": f"{file}:same", "optimizer": f"{file}:steps", "learning_rate": 0.2}
-    own |= {"rows_per_client": 20, "local_epochs": 2}
+    own = {"model": f"{file}:Net", "task": f"{file}:same", "optimizer": f"{file}:steps", "optimizer.learning_rate": 0.2}
+    own |= {"rows_per_client": 20, "local_epochs": 2, "server_optimizer": f"{file}:steps"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(RAN, "")
         jaxfl.run_named(f"{file}:average", f"{file}:clients", rounds=1, cohort=2, out=folder / "runs" / "a", **own)
@@ -249,7 +250,7 @@ def test_the_user_s_own_command_goes_on_as_before(made, tmp_path, monkeypatch):
     rewrite(tmp_path / "a", *older)  # of an older version
     (tmp_path / "mine.py").write_text(MINE)
     words = "mine.py:average --data mine.py:clients --set model=mine.py:Net --set task=mine.py:same"
-    words += " --set optimizer=mine.py:steps --set learning_rate=0.2"
+    words += " --set optimizer=mine.py:steps --set optimizer.learning_rate=0.2 --set server_optimizer=mine.py:steps"
     words += " --set rows_per_client=20 --set local_epochs=2 --rounds 2 --cohort 2 --resume --quiet --out a"
     result = CliRunner().invoke(app, ["run", *words.split()])
     assert result.exit_code == 0, result.output

@@ -64,6 +64,11 @@ def descent(rate: Traceable = 0.1, *, decay: float = 0.0) -> optax.GradientTrans
     return optax.chain(optax.add_decayed_weights(decay), optax.sgd(rate)) if decay else optax.sgd(rate)
 
 
+def heavy(speed: Traceable = 1.0, *, inertia: float = 0.9) -> optax.GradientTransformation:
+    """A server with momentum."""
+    return optax.sgd(speed, inertia)
+
+
 def watchful(rate: Traceable = 0.1):
     if rate > 1:
         raise ValueError("too fast")
@@ -169,6 +174,14 @@ def test_options_are_checked_by_type_and_name(items, said, mine):
         ("--data rotated-digits --set optimizer=mine.py:five", ("mine.py:five", 5, "optax")),
         ("--data rotated-digits --set optimizer=mine.py:fails", ("mine.py:fails", "ZeroDivisionError", "in fails")),
         ("--data rotated-digits --set optimizer=mine.py:watchful", ("mine.py:watchful", "rate", "is_known")),
+        ("--data rotated-digits --set server_optimizer=mine.py", ("server_optimizer", "mine.py", "FILE.py:NAME")),
+        ("--data rotated-digits --set server_optimizer=mine.py:heavier", ("mine.py", "heavier", "heavy")),
+        ("--data rotated-digits --set server_optimizer=mine.py:five", ("mine.py:five", 5, "optax")),
+        ("--data rotated-digits --set server_optimizer=mine.py:watchful", ("mine.py:watchful", "rate", "is_known")),
+        (
+            "--data rotated-digits --set server_optimizer=mine.py:heavy --set server.slow=1",
+            ("server.slow", "server_optimizer mine.py:heavy", "server: speed, inertia"),
+        ),
         ("--data rotated-digits --set task=mine.py:number", ("mine.py:number", 3, "task")),
         ("--data rotated-digits --set head=Dense_7", ("head", "Dense_7", "Dense_0", "Dense_1")),
     ],
@@ -208,6 +221,25 @@ def test_an_optimiser_of_a_file_steps_as_the_same_one_of_jaxfl(mine):
     assert options.program_text(slow) == options.program_text(fast) != options.program_text(decaying)
 
 
+def test_a_server_optimiser_of_a_file_steps_as_the_same_one_of_jaxfl(mine):
+    data = jaxfl.data.load("rotated-digits", num_clients=4, rows_per_client=20)
+    results = []
+    for items in (
+        ["server_optimizer=mine.py:heavy", "server.speed=0.5"],
+        ["server_optimizer=fedavgm", "server.learning_rate=0.5"],
+    ):
+        settings = options.route("fedavg", "rotated-digits", ["model=logistic", *items])
+        results.append(jaxfl.run(options.build(settings, data), data, rounds=3, cohort=2).params(client=0))
+    for one, other in zip(*map(jax.tree.leaves, results), strict=True):
+        np.testing.assert_array_equal(one, other)
+    slow, fast, light = (
+        options.route("fedavg", "rotated-digits", ["server_optimizer=mine.py:heavy", *items])
+        for items in (["server.speed=0.2"], ["server.speed=0.3"], ["server.inertia=0.1"])
+    )
+    assert options.numbers(fast)["server.speed"] == 0.3
+    assert options.program_text(slow) == options.program_text(fast) != options.program_text(light)
+
+
 def test_a_task_has_the_options_of_its_function(mine):
     data = jaxfl.data.load("rotated-digits", num_clients=4, rows_per_client=20)
     assert list(tasks.options("mine.py:smooth")) == ["smoothing"] and tasks.options("auto") == {}
@@ -230,9 +262,10 @@ def test_a_number_of_a_network_is_no_argument_of_programs(mine):
 
 def test_a_run_keeps_the_file_and_is_resumed_and_loaded(mine):
     words = ["run", "fedavg", *OWN, "--set", "smoothing=0.2", "--set", "rate=0.2", "--no-pictures", "--cohort", 2]
+    words += ["--set", "server_optimizer=mine.py:heavy", "--set", "server.inertia=0.5"]
     assert call(*words, "--out", "out", "--rounds", 1).exit_code == 0
     config = json.loads((mine / "out" / "config.json").read_text())
-    for owner in ("data", "model", "optimizer", "task"):
+    for owner in ("data", "model", "optimizer", "server_optimizer", "task"):
         assert config[f"{owner}_sha256"] == user_code.file_sha256(mine / "mine.py")
         assert config[f"{owner}_file"] == str(mine / "mine.py")
     assert (mine / "out" / "mine.py").read_text() == MINE
@@ -242,6 +275,7 @@ def test_a_run_keeps_the_file_and_is_resumed_and_loaded(mine):
     (mine / "mine.py").unlink()
     kept = load("out", trust=True)
     assert kept.job.settings.task == {"smoothing": 0.2} and kept.job.settings.optimizer == {"rate": 0.2}
+    assert kept.job.settings.server == {"inertia": 0.5}
     resumed = kept.resume(rounds=2)
     (mine / "mine.py").write_text(MINE)
     assert call(*words, "--out", "whole", "--rounds", 2, "--eval-every", 1).exit_code == 0

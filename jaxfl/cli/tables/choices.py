@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Presets = Mapping[str, Mapping[str, Any]]
+OWN = "FILE.py:NAME is your own."
 # Descriptions that are a symbol of the paper in the docstring.
 SYMBOLS = {"B": "B, rows of a step", "E": "E, passes over a client's rows in a round", "K": "K, models to learn"}
 
@@ -94,9 +95,9 @@ def method_page(name: str) -> "list[Table | str]":
     server = own.pop("server_optimizer", None)
     entries = [_option_cells(option, row.presets) for option in own.values()]
     if server is not None:
-        servers = ["Or one of these, with its options:", *_optimizer_lines(options.SERVERS, "server.")]
+        servers = ["Or one of these, with its options:", *_optimizer_lines(options.SERVERS, "server."), OWN]
         entries.append(("server_optimizer", "none", _join_lines(server.line, *servers)))
-    optimizers = ["the local optimiser, with these options:", *_optimizer_lines(options.OPTIMIZERS)]
+    optimizers = ["the local optimiser, with these options:", *_optimizer_lines(options.OPTIMIZERS), OWN]
     models = ["a network; each data set has a default one. With their options:", *_network_lines()]
     of_run = [
         ("optimizer", "sgd", _join_lines(*optimizers)),
@@ -129,6 +130,7 @@ def own_page(name: str, owner: str) -> "list[Table | str]":
     rows = [_option_cells(option, {}) for option in own.options(name, owner).values()]
     title = f"{name}: {own.summary(name)}"
     flag = f"--data {name}" if owner == "data" else f"--set {owner}={name}"
+    flag += f", or --set server_optimizer={name} for the server" if owner == "optimizer" else ""
     if not rows:
         return [title, f"Chosen by {flag}; it has no options."]
     return [title, f"Chosen by {flag}. Set by --set OPTION=VALUE:", "", _options_table(rows)]
@@ -147,7 +149,7 @@ def _network_lines() -> list[str]:
     for name in networks.MODELS:
         own = (f"{option.name}={default_text(option.default)}" for option in networks.options(name).values())
         lines.append(f"{name}: {', '.join(own)}".removesuffix(": "))
-    return [*lines, "FILE.py:NAME is your own."]
+    return [*lines, OWN]
 
 
 def _options_table(entries: Iterable[tuple[str, str, str]]) -> "Table":
