@@ -319,7 +319,7 @@ def load_entry_point(group: str, name: str) -> Any:
     point = installed_entry_points(group)[name]
     try:
         return point.load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         package = point.dist.name if point.dist else "an installed package"
         raise ValueError(
             f"{name} of {package} ({point.value}) cannot be imported: {type(error).__name__}: {error}; repair or "

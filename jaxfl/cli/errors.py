@@ -51,6 +51,11 @@ def reported_errors() -> Iterator[None]:
         if not isinstance(error, typer.Exit):
             _exit_if_distributed(1, error)
         raise
+    except SystemExit as error:  # of a program of the user, whose status would be that of the command
+        place = user_code.error_location(error)
+        _print_styled(f"error: a program ended the process (SystemExit: {error.code}){place}; it must return.", "red")
+        _exit_if_distributed(2)
+        raise typer.Exit(2) from None
     except Stopped as stopped:  # what is saved is printed already
         raise typer.Exit(exit_status(stopped.number)) from None
 

@@ -544,7 +544,7 @@ def answer(what: str, one: job.Job, tools: list[job.Tools], making: Making) -> d
         return {"cost": workers.Cost.of(clock)}
     except (ValueError, OSError, MemoryError) as error:
         return {"error": str(error)}
-    except Exception as error:  # of a user's method, which another process would come to as well
+    except (Exception, SystemExit) as error:  # of a user's method, which another process would come to as well
         traceback.print_exc()
         return {"error": f"{type(error).__name__}: {error}"}
 

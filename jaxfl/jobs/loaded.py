@@ -24,7 +24,7 @@ from jaxfl.simulation.progress import has_rows_file, restore_state
 from jaxfl.simulation.records.checkpoint import Saved
 from jaxfl.simulation.records.directory import CONFIG, HISTORY, RunDirectory
 from jaxfl.simulation.records.history import History, read_back
-from jaxfl.simulation.records.identity import check_data
+from jaxfl.simulation.records.identity import check_data, check_jax_settings
 from jaxfl.simulation.result import Callback, Result, TrainedRun
 
 if TYPE_CHECKING:
@@ -151,8 +151,13 @@ class LoadedRun(TrainedRun):
 
     @functools.cached_property
     def evaluation(self) -> Evaluation:
-        """The evaluation of that state, client by client; it is computed again."""
+        """The evaluation of that state, client by client; it is computed again.
+
+        Raises:
+            ValueError: JAX has settings by which other numbers come of it than the run's.
+        """
         settings, identity = None if self.config is None else self.job.settings, self._saved.header["identity"]
+        check_jax_settings(identity, f"path {str(self.path)!r}", "")
         clients = ({} if settings is None else settings.run).get("eval_clients", identity.get("eval_clients"))
         sample = evaluation_sample(self._whole, clients, self.seed)
         finetune = None if settings is None else options.finetune(settings)

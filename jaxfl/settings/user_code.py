@@ -181,7 +181,7 @@ def one_line_errors(name: str, remedy: str) -> Iterator[None]:
         yield
     except ValueError:  # the code refuses an argument
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {error}{error_location(error)}"
         raise ValueError(f"{name} cannot be made, it raised {reason}; {remedy}.") from error
 
@@ -215,7 +215,7 @@ def _module(path: Path, content: bytes) -> ModuleType:
     sys.modules[name] = module  # dataclasses look their module up
     try:
         loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script may end its process: it has no __main__ here
         del sys.modules[name]
         alone = path in _copies and isinstance(error, ImportError)
         remedy = "; what lies beside a copy is not imported, give trust=PATH for your own file" if alone else ""

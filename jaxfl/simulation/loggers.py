@@ -264,7 +264,7 @@ def _opening(name: str) -> Iterator[None]:
     """Raises ConnectionError in place of a service's own errors, which are of many types."""
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConnectionError(
             f"the {name} log cannot be opened ({_one_line(error)}); set it right, or leave --log {name} out."
         ) from error
@@ -281,7 +281,7 @@ def _service_logger(
         try:
             if not lost or act is end:
                 act(*arguments)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if not lost:
                 warnings.warn(
                     f"the {name} log is not complete ({_one_line(error)}); the run goes on without it.", stacklevel=3
@@ -291,7 +291,7 @@ def _service_logger(
     return Logger(functools.partial(attempt, log), functools.partial(attempt, end))
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: BaseException) -> str:
     """Returns an error's type and the first line of its message."""
     return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
 
@@ -321,7 +321,7 @@ def _import_logger(name: str) -> Any:
     module = MODULES[name]
     try:
         return importlib.import_module(module)
-    except Exception as error:  # an installed one may fail in any way
+    except (Exception, SystemExit) as error:  # an installed one may fail in any way
         missing = isinstance(error, ModuleNotFoundError) and error.name == module
         why = "" if missing else f", whose import fails ({_one_line(error)})"
         raise ImportError(f"the {name} callback needs {module}{why}: pip install 'jaxfl[{name}]'.") from error

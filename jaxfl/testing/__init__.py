@@ -31,7 +31,7 @@ class Verdict(NamedTuple):
 
     law: str
     says: str
-    error: Exception | None
+    error: BaseException | None
     reason: str
 
 
@@ -66,6 +66,6 @@ def verdicts(row: Row) -> Iterator[Verdict]:
         error, reason = None, None
         try:
             reason = check(row)
-        except Exception as broken:  # a user's method may raise any error
+        except (Exception, SystemExit) as broken:  # a user's method may raise any error
             error = broken
         yield Verdict(law, inspect.getdoc(check) or "", error, (reason or "").removeprefix("not run: "))

@@ -271,6 +271,8 @@ def test_no_run_goes_on_under_settings_of_jax_that_change_its_numbers(tmp_path, 
     jobs.check(jaxfl.load(tmp_path / "a").job)
     with pytest.raises(ValueError, match=mentions("checkpoint_dir", f"{name}={usual!r}", value)):
         jaxfl.run(method, data, rounds=2, checkpoint_dir=tmp_path / "objects", resume=True)
+    with pytest.raises(ValueError, match=mentions(folder, f"{name}={usual!r}", value)):
+        jaxfl.load(folder).evaluation  # noqa: B018
 
 
 def test_a_method_in_a_file_is_taken_from_the_copy_where_the_file_has_changed(tmp_path, monkeypatch):

@@ -55,6 +55,8 @@ def five(): return 5
 def taken(held_out: float = 0.5): ...
 def unknown_argument(): return arguments(seed=0, data_dir=None) | {"colour": 1}
 def fails(): return 1 / 0
+def leaves(): raise SystemExit
+def leaves_later(): return optax.GradientTransformation(lambda params: (), lambda *updates: leaves())
 def without_classes(): return tuple(arguments(seed=0, data_dir=None).values())[:4]
 number = 3
 
@@ -163,6 +165,9 @@ def test_options_are_checked_by_type_and_name(items, said, mine):
         ("--data mine.py:five", ("mine.py:five", 5, "jaxfl.data.federate")),
         ("--data mine.py:taken", ("mine.py:taken", "held_out")),
         ("--data mine.py:fails", ("mine.py:fails", "ZeroDivisionError", "in fails")),
+        ("--data mine.py:leaves", ("mine.py:leaves", "SystemExit", "in leaves")),
+        ("--data rotated-digits --set optimizer=mine.py:leaves", ("mine.py:leaves", "SystemExit", "in leaves")),
+        ("--data rotated-digits --set optimizer=mine.py:leaves_later", ("SystemExit", "in leaves")),
         ("--data mine.py:unknown_argument", ("mine.py:unknown_argument", "colour")),
         ("--data mine.py:without_classes", ("num_classes",)),
         ("--data mine.py:rotated --set held_out=1", ("held_out", 1.0)),
@@ -190,6 +195,16 @@ def test_what_cannot_be_used_is_one_line(words, said, mine):
     result = call("run", "fedavg", *words.split(), "--quiet", "--rounds", 1)
     assert result.exit_code == 2, result.output
     assert re.search(mentions(*said), result.stderr) and result.stderr.count("\n") == 1, result.stderr
+
+
+@pytest.mark.parametrize(
+    "command", ["run script.py:f --data rotated-digits", "run fedavg --data script.py:f", "check script.py:f"]
+)
+def test_a_script_that_ends_its_process_is_refused_and_ends_no_command_in_silence(command, mine):
+    """Without a guard by `__main__` its end would be that of the command, with its status 0, and nothing was made."""
+    (mine / "script.py").write_text("import sys\ndef f(): pass\nsys.exit()\n")
+    result = call(*command.split())
+    assert result.exit_code == 2 and re.search(mentions("script.py", "SystemExit", "line 3"), result.stderr)
 
 
 def test_federations_of_functions_are_those_that_they_return(mine):

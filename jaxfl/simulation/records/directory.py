@@ -49,7 +49,7 @@ from jaxfl.simulation.records.history import (
     read_records,
     write_json,
 )
-from jaxfl.simulation.records.identity import DIGEST, FIELDS, FINGERPRINT, JAX_SETTINGS
+from jaxfl.simulation.records.identity import DIGEST, FIELDS, FINGERPRINT, JAX_SETTINGS, check_jax_settings
 from jaxfl.typing import Params
 
 LOCK = ".jaxfl.lock"
@@ -556,13 +556,7 @@ class RunDirectory:
                     f"{back}, or choose another directory."
                 )
             if name in JAX_SETTINGS:
-                before, now = (one.get(name, JAX_SETTINGS[name]) for one in (saved, wanted))
-                variable = name.upper()
-                remedy = f"set {variable}={before}" if name in saved else f"leave {variable} and jax.config.update out"
-                raise ValueError(
-                    f"{self.argument} {str(self.path)!r} holds a run that JAX computed with {name}={before!r}, got "
-                    f"{now!r}, which gives other numbers; {remedy}, or choose another directory."
-                )
+                check_jax_settings(saved, f"{self.argument} {str(self.path)!r}", ", or choose another directory")
             told = ["data", DIGEST] if name == "data" and DIGEST in names else [name]  # a checksum alone says less
             before, now = (", ".join(f"{one}={config.get(one)!r}" for one in told) for config in (saved, wanted))
             raise ValueError(

@@ -47,6 +47,25 @@ def jax_settings() -> dict[str, Any]:
     return {name: now[name] for name, usual in JAX_SETTINGS.items() if now.get(name, usual) != usual}
 
 
+def check_jax_settings(held: Mapping[str, Any], where: str, remedy: str) -> None:
+    """Raises ValueError if JAX would compute a run with other settings than it was made with.
+
+    Args:
+        held: the run's identity or config.
+        where: its folder, with the caller's name of it.
+        remedy: another one, the end of the message.
+    """
+    now = jax_settings()
+    for name, usual in JAX_SETTINGS.items():
+        if (before := held.get(name, usual)) != (got := now.get(name, usual)):
+            variable = name.upper()
+            way = f"set {variable}={before}" if name in held else f"leave {variable} and jax.config.update out"
+            raise ValueError(
+                f"{where} holds a run that JAX computed with {name}={before!r}, got {got!r}, which gives other "
+                f"numbers; {way}{remedy}."
+            )
+
+
 def check_config(config: Mapping[str, Any] | None) -> None:
     """Raises TypeError unless a caller's description of a run is ready for JSON."""
     if config is None:
