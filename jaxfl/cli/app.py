@@ -609,7 +609,8 @@ def check_command(
         typer.Option(
             "--set",
             help="Option of the method for a federation of eight clients, e.g. [bold]num_clusters=2[/]. Default the "
-            "registry row's [bold]small[/]. Can be repeated.",
+            "registry row's [bold]small[/]. Or [bold]optimizer[/], [bold]server_optimizer[/], [bold]model[/], "
+            "[bold]task[/] to check it with, and their options. Can be repeated.",
             metavar="KEY=VALUE",
         ),
     ] = None,

@@ -1,15 +1,18 @@
 """`jaxfl check`: the battery of laws on one method, a line for each law."""
 
+import functools
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import optax
 
 from jaxfl.cli.tables.console import stdout
-from jaxfl.schema import REQUIRED, function_options
-from jaxfl.settings import methods, options, user_code
+from jaxfl.methods import Method, Row
+from jaxfl.schema import function_options
+from jaxfl.settings import methods, models, optimizers, options, tasks, user_code
+from jaxfl.tasks import Task
 from jaxfl.testing import CHECKS, Verdict, verdicts
-from jaxfl.testing.small import linear_task
+from jaxfl.testing.small import CLASSES, RATE, federation, linear_task
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,20 +26,15 @@ def check_laws(name: str, items: Iterable[str]) -> bool:
 
     Args:
         name: as for `jaxfl.settings.methods.row`.
-        items: `key=value`, options of the method.
+        items: `key=value`, options of the method; and `optimizer`, `server_optimizer`, `model` and `task`, with which
+            the method is checked, and their options.
 
     Raises:
-        ValueError: the method or an option is unknown, or the factory refuses its arguments.
+        ValueError: a name or an option is unknown, or a factory refuses its arguments.
     """
     from rich import progress
 
-    row = methods.row(name)
-    known = function_options(row.factory)
-    read = options.read_options(options.split_items(items), list(known.values()), f"method {name}")
-    row = row._replace(small={**row.small, **{option.name: value for option, value in read}})
-    if missing := [key for key, one in known.items() if one.default is REQUIRED and key not in row.small]:
-        raise ValueError(f"{missing[0]} must be given for method {name}; add --set {missing[0]}=...")
-    methods.make(name, linear_task(), optax.sgd(0.3), **row.small)  # refused here, not by every law
+    row = _chosen_row(name, options.split_items(items))
     console, found = stdout(), []
     bar = progress.Progress(
         progress.SpinnerColumn(),
@@ -59,6 +57,62 @@ def check_laws(name: str, items: Iterable[str]) -> bool:
     skipped = f", {silent} of which do not apply here" if silent and not broken else ""
     console.print(f"\n{end}{skipped}")
     return not broken
+
+
+def _chosen_row(name: str, wanted: dict[str, str]) -> Row:
+    """Returns the registry row of a method, whose factory has the chosen options, optimisers and task.
+
+    Args:
+        name: of the method.
+        wanted: texts by key.
+
+    Raises:
+        ValueError: a name or an option is unknown, or a factory refuses its arguments.
+    """
+    row = methods.row(name)
+    own_task, own_optimizer = {"model", "task"} & wanted.keys(), "optimizer" in wanted
+    server = options.choose_server(name, wanted)
+    model, task = wanted.pop("model", "logistic"), wanted.pop("task", "auto")
+    optimizer = wanted.pop("optimizer", "sgd")
+    own = function_options(row.factory)
+    own.pop("server_optimizer", None)
+    having = {
+        "method": own,
+        "model": models.options(model) if own_task else {},
+        "task": tasks.options(task),
+        "optimizer": optimizers.options(optimizer),
+        "server": optimizers.server_options(server),
+    }
+    known = [option._replace(owner=owner) for owner, its in having.items() for option in its.values()]
+    named = {"method": name, "model": model, "task": task, "optimizer": optimizer, "server": server}
+    where = f"method {name}, optimizer {optimizer}" + (f", model {model}, task {task}" if own_task else "")
+    chosen = options.by_owner(wanted, known, where)
+    options.check_required(chosen | {"method": row.small | chosen["method"]}, known, named)
+    small = row.small | chosen["method"]
+    if server is not None:
+        small["server_optimizer"] = optimizers.server_optimizer(server, chosen["server"])
+    steps = learned = None  # those of the laws
+    if own_optimizer or chosen["optimizer"]:
+        usual = {} if own_optimizer else {"learning_rate": RATE}
+        steps = optimizers.client_optimizer(optimizer, usual | chosen["optimizer"])
+    if own_task:
+        with models.one_line_errors(model):
+            network = models.create(model, CLASSES, **chosen["model"])
+            learned = tasks.create(task, network, federation(), chosen["task"])
+    methods.make(name, learned or linear_task(), steps or optax.sgd(RATE), **small)  # refused here, not by every law
+    return _with_parts(row._replace(small=small), learned, steps)
+
+
+def _with_parts(row: Row, learned: Task | None, steps: optax.GradientTransformation | None) -> Row:
+    """Returns the registry row with a factory that takes this task and optimiser in the place of the given ones."""
+    if learned is None and steps is None:
+        return row
+
+    @functools.wraps(row.factory)
+    def factory(task: Task, optimizer: optax.GradientTransformation, **chosen: Any) -> Method:
+        return row.factory(learned or task, steps or optimizer, **chosen)
+
+    return row._replace(factory=factory)
 
 
 def _outcome_word(verdict: Verdict) -> str:

@@ -173,7 +173,7 @@ def refuse_setting(flag: str, words: Sequence[str]) -> None:
     from jaxfl.settings import options
 
     name = flag.lstrip("-").replace("-", "_")
-    choices = {"model", "optimizer", "server_optimizer", *(option.name for option in options.RUN)}
+    choices = {*options.CHOICES, *(option.name for option in options.RUN)}
     if name not in choices and not options.option_owners(name):
         return
     after = [word for before, word in zip(words, words[1:], strict=False) if before == flag]

@@ -288,8 +288,7 @@ def _is_run_option(protocol: Protocol, method: str, name: str) -> bool:
     """Returns whether a name is an option of data, network, optimiser or run, which a protocol leaves as it is."""
     settings = protocol.settings(method)
     known = options.applicable_options(*settings.names())
-    choices = ("model", "optimizer", "server_optimizer")
-    return name.rpartition(".")[2] in {option.name for option in known} or name in choices
+    return name.rpartition(".")[2] in {option.name for option in known} or name in options.CHOICES
 
 
 def _item_text(value: Any) -> str:

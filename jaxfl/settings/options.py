@@ -8,7 +8,7 @@
 import functools
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -218,7 +218,7 @@ def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Se
     models.options(model)
     optimizer = wanted.pop("optimizer", "sgd")
     optimizers.options(optimizer)
-    server = _choose_server(method, wanted)
+    server = choose_server(method, wanted)
     task = wanted.get("run.task", wanted.get("task", "auto"))
     options = applicable_options(method, data, model, optimizer, server, task if isinstance(task, str) else "auto")
     # but for run.delta, delta of perfedavg is its removed one
@@ -227,25 +227,54 @@ def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Se
     where = ", ".join(f"{owner} {named[owner]}" for owner in ("method", "data", "model", "optimizer"))
     where += f", server_optimizer {server}" if user_code.is_address(server) else ""
     where += f", task {task}" if user_code.is_address(task) else ""
-    chosen: dict[str, dict[str, Any]] = {owner: {} for owner in OWNERS}
-    for option, value in read_options(
-        wanted, options, where, ("model", "optimizer", "server_optimizer"), option_owners
-    ):
-        if option.name in chosen[option.owner]:
-            both = f"{option.name} and {option.owner}.{option.name}"
-            raise ValueError(f"{option.name} must be set once, got both {both}; leave one out.")
-        chosen[option.owner][option.name] = value
+    chosen = by_owner(wanted, options, where)
     if chosen["run"].get("augment") is not None:
         parse_augmentation(chosen["run"]["augment"])
     parse_metrics(chosen["run"].get("metrics"))
     run_options.check_local_steps(chosen["run"].get("local_steps"), method, chosen["method"], options)
     wire_options.check_takes_wire(method, chosen["run"], chosen["data"])
     wire_options.check_takes_noise(method, chosen["method"], chosen["run"])
-    for option in options:
+    check_required(chosen, options, named)
+    return Settings(method, data, model, optimizer, server, **chosen)
+
+
+CHOICES = ("model", "optimizer", "server_optimizer")
+
+
+def by_owner(wanted: Mapping[str, Any], known: Sequence[Option], where: str) -> dict[str, dict[str, Any]]:
+    """Returns the given options by owner, with values of their types.
+
+    Args:
+        wanted: text or values, by `key` or `owner.key`.
+        known: the options that apply.
+        where: phrase for their owners, for messages.
+
+    Raises:
+        ValueError: an option is unknown or ambiguous, is set twice, or a value has the wrong type.
+    """
+    chosen: dict[str, dict[str, Any]] = {owner: {} for owner in OWNERS}
+    for option, value in read_options(wanted, known, where, CHOICES, option_owners):
+        if option.name in chosen[option.owner]:
+            both = f"{option.name} and {option.owner}.{option.name}"
+            raise ValueError(f"{option.name} must be set once, got both {both}; leave one out.")
+        chosen[option.owner][option.name] = value
+    return chosen
+
+
+def check_required(
+    chosen: Mapping[str, Mapping[str, Any]], known: Iterable[Option], named: Mapping[str, str | None]
+) -> None:
+    """Raises ValueError if an option without a default is not given.
+
+    Args:
+        chosen: the given options by owner.
+        known: the options that apply.
+        named: the names of the owners, for messages.
+    """
+    for option in known:
         if option.default is REQUIRED and option.name not in chosen[option.owner]:
             of = f"{option.owner} {named[option.owner]}"
             raise ValueError(f"{option.name} must be given for {of}; add --set {option.name}=...")
-    return Settings(method, data, model, optimizer, server, **chosen)
 
 
 def load(settings: Settings, *, data_dir: str | Path | None = None, seed: int = 0) -> FederatedData:
@@ -570,7 +599,7 @@ def server_optimizer(settings: Settings) -> optax.GradientTransformation | None:
     return optimizers.server_optimizer(settings.server_name, settings.server) if settings.server_name else None
 
 
-def _choose_server(method: str, wanted: dict[str, Any]) -> str | None:
+def choose_server(method: str, wanted: dict[str, Any]) -> str | None:
     """Returns the name of the server's optimiser, removed from `wanted`; None for plain averaging."""
     name = str(wanted.pop("server_optimizer", None))
     name = name if user_code.is_address(name) else name.lower()

@@ -29,6 +29,7 @@ HELD_OUT = (2, 5)  # one client of each planted group, for the check of held-out
 CLIENTS, ROWS = 8, 40  # N, and the largest number of training rows of a client
 POOL = ("inputs", "labels")
 FEATURES, CLASSES = 4, 3
+RATE = 0.3  # of local training
 
 
 class Case(NamedTuple):
@@ -95,7 +96,7 @@ def case_options(row: Row, batch_size: int | None = 4) -> dict[str, Any]:
 @functools.lru_cache(maxsize=4)
 def _compiled_case(factory: Callable[..., Method], options: tuple[tuple[str, Any], ...]) -> Case:
     """Returns the method with these options; its functions are compiled at their first call."""
-    method = factory(linear_task(), optax.sgd(0.3), **dict(options))
+    method = factory(linear_task(), optax.sgd(RATE), **dict(options))
     return Case(method, *map(jax.jit, (method.init, method.round, method.client_params, method.assign)))
 
 

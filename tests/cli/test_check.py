@@ -14,6 +14,11 @@ from tests.methods import example_method
 MINE = (
     Path(example_method.__file__).read_text(encoding="utf-8")
     + """
+from flax import linen as nn
+
+import jaxfl
+
+
 def counts_in_floats(task, optimizer, *, num_clusters: int):
     made = example(task, optimizer, num_clusters=num_clusters)
 
@@ -24,6 +29,32 @@ def counts_in_floats(task, optimizer, *, num_clusters: int):
         return state._replace(round=state.round.astype(jnp.float32)), info
 
     return made._replace(round=round)
+
+
+def tells(task, optimizer, *, server_optimizer: optax.GradientTransformation | None = None):
+    step, _ = optimizer.update(1.0, optimizer.init(3.0), 3.0)
+    shapes = sorted(leaf.shape for leaf in jax.tree.leaves(task.init(jax.random.key(0))))
+    raise ValueError(f"step {float(step):.3f} of {shapes}, server {server_optimizer is not None}")
+
+
+def descent(rate: float = 0.5, *, decay: float = 0.0):
+    return optax.chain(optax.add_decayed_weights(decay), optax.sgd(rate))
+
+
+class Net(nn.Module):
+    width: int = 8
+    num_classes: int = 10
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(self.num_classes)(nn.relu(nn.Dense(self.width)(x)))
+
+
+def smooth(network, data, *, smoothing: float):
+    def losses(outputs, batch):
+        return optax.softmax_cross_entropy(outputs, optax.smooth_labels(jnp.eye(3)[batch.y], smoothing))
+
+    return jaxfl.supervised(network, data, losses, jaxfl.tasks.ACCURACY)
 """
 )
 
@@ -57,6 +88,21 @@ def test_names_of_the_registry_are_checked():
     assert check("fedavg")[0] == 0
 
 
+OWN = "optimizer=mine.py:descent optimizer.decay=0.1 model=mine.py:Net width=5 task=mine.py:smooth smoothing=0.1"
+OWN = [word for item in f"{OWN} server_optimizer=mine.py:descent server.rate=1".split() for word in ("--set", item)]
+
+
+def test_a_method_is_checked_with_optimisers_network_and_task_of_a_file():
+    code, told, _ = check("fedavg", *OWN)
+    assert code == 0 and told.splitlines()[-1] == "fedavg keeps all 4 laws, 1 of which do not apply here"
+    _, _, error = check("mine.py:tells", *OWN)
+    assert "step -0.650 of [(3,), (4, 5), (5,), (5, 3)], server True" in error  # 0.5 (1 + 0.1 * 3)
+    _, _, error = check("mine.py:tells")
+    assert "step -0.300 of [(3,), (4, 3)], server False" in error
+    _, _, error = check("mine.py:tells", "--set", "learning_rate=0.2", "--set", "weight_decay=0.1")
+    assert "step -0.260 of [(3,), (4, 3)], server False" in error
+
+
 def test_it_goes_on_behind_a_broken_law():
     code, told, _ = check("mine.py:counts_in_floats", "--set", "num_clusters=2")
     assert code == 1
@@ -86,6 +132,12 @@ def test_errors_are_told_once_and_with_their_line(monkeypatch):
         ),
         (["mine.py:exampel"], ("mine.py", "exampel", "example")),
         (["fedavgg"], ("method", "fedavgg")),
+        (["fedavg", "--set", "optimizer=mine.py:descend"], ("mine.py", "descend", "descent")),
+        (["fedavg", "--set", "optimizer=mine.py:descent", "--set", "decay=x"], ("decay", "x", "number")),
+        (["fedavg", "--set", "task=mine.py:smooth"], ("smoothing", "mine.py:smooth", "--set")),
+        (["fedavg", "--set", "model=genconv"], ("inputs", "(1, 4)", "mlp")),
+        (["ifca", "--set", "width=5"], ("width", "ifca", "num_clusters")),
+        (["local", "--set", "server_optimizer=fedavgm"], ("server_optimizer", "local", "fedavg")),
     ],
 )
 def test_what_cannot_be_checked_is_refused(words, said):

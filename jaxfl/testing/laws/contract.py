@@ -23,6 +23,7 @@ from jaxfl.testing.compare import assert_close, assert_equal
 from jaxfl.testing.small import (
     CLIENTS,
     COHORT,
+    RATE,
     case,
     case_options,
     federation,
@@ -121,7 +122,7 @@ def check_traceable_numbers(row: Row) -> None:
 
     try:
         for scale in (1.0, 0.5):
-            jax.eval_shape(one_round, 0.3 * scale, {name: scale * value for name, value in numbers.items()}, data)
+            jax.eval_shape(one_round, RATE * scale, {name: scale * value for name, value in numbers.items()}, data)
     except VALUE_NEEDED as error:
         raise AssertionError(
             f"a number among {', '.join(['the learning rate', *numbers])} decides a branch, a shape or a check: "
@@ -139,7 +140,7 @@ def check_local_steps(row: Row) -> str | None:
 
     def program(length: int | Steps) -> str:
         options = {**case_options(row, None), "local_epochs": length}
-        method = row.factory(linear_task(), optax.sgd(0.3), **options)
+        method = row.factory(linear_task(), optax.sgd(RATE), **options)
         state = jax.eval_shape(method.init, key, data)
         return jax.jit(method.round).lower(key, state, data, cohort).as_text()
 
