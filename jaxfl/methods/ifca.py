@@ -32,7 +32,7 @@ import optax
 from jaxfl import tree
 from jaxfl.client import conduct
 from jaxfl.client.passes import full_gradient
-from jaxfl.client.steps import Epochs
+from jaxfl.client.steps import Epochs, Steps
 from jaxfl.client.training import Train, checked_optimizer, local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
@@ -86,7 +86,7 @@ def ifca(
         optimizer: the local optimiser of Option II; in Option I it makes the server's step from the mean gradient.
         num_clusters: K, the number of models; more than there are true groups leaves some of them empty.
         average: contributions that are averaged: `"models"` (Option II) or `"gradients"` (Option I; `local_epochs` and
-            `batch_size` are then for `start="kmeans++"` alone).
+            `batch_size` are then for `start="kmeans++"` alone, and `jaxfl.Steps` is refused without it).
         local_epochs: E; the paper's tau local steps where a step takes all rows.
         batch_size: B; None takes all of a client's rows at once, as on MNIST in the paper.
         weighting: weights of the clients in a mean: `"uniform"` (the paper) or `"rows"` (HypCluster and the official
@@ -110,6 +110,11 @@ def ifca(
         ValueError: an option is out of range, or there are more clusters than clients.
     """
     _check_arguments(num_clusters, average, shared, server_optimizer)
+    if average == "gradients" and start != "kmeans++" and isinstance(local_epochs, Steps):
+        raise ValueError(
+            f'local_steps must be left out with average="gradients", whose clients send one gradient, '
+            f'got {local_epochs.number}; average="models" makes steps.'
+        )
     server_optimizer = optimizers.beside(server_optimizer, task.averages)
     competing.check_start(start, num_clusters, min_share, warmup_rounds, shared)
     losses, pooled = model_losses(task), layer_sharing(shared)

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from jaxfl import methods, tree
+from jaxfl.client.steps import Steps
 from jaxfl.cohort import Cohort
 from jaxfl.data import federate
 from jaxfl.data.synthetic import clustered_linear
@@ -395,6 +396,7 @@ def test_variants_keep_the_laws(variant, law):
         ({"warmup_rounds": -1}, ("warmup_rounds", -1)),
         ({"start": "kmeans++", "shared": "bias"}, ("shared", "kmeans++", "bias")),
         ({"shared": "bias", "server_optimizer": optax.sgd(1.0)}, ("server_optimizer", "shared='bias'")),
+        ({"average": "gradients", "local_epochs": Steps(3)}, ("local_steps", 3, 'average="gradients"')),
         ({"average": "gradients", "server_optimizer": optax.sgd(1.0)}, ("server_optimizer", 'average="gradients"')),
     ],
 )
