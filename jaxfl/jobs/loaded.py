@@ -110,10 +110,10 @@ class LoadedRun(TrainedRun):
         """
         return self._whole if self._whole.drift is None else self._whole.at(self.round)
 
-    @functools.cached_property
-    def began(self) -> FederatedData | None:
-        """Of data that drift, the federation as it was in the first round."""
-        return None if self._whole.drift is None else self._whole.at(0)
+    @property
+    def drifting(self) -> FederatedData | None:
+        """Of data that drift, the federation with its drift."""
+        return None if self._whole.drift is None else self._whole
 
     @functools.cached_property
     def _whole(self) -> FederatedData:

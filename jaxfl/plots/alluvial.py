@@ -54,13 +54,11 @@ def alluvial(result: Run) -> "Figure":
     found, group = found[:, tested], None if group is None else group[tested]
     rounds = result.history.column("round")
     title, found = _flow_title(result, found), found.copy()
-    drift = (getattr(result, "summary", None) or {}).get("drift_round", rounds[-1] + 1)
-    for data, then in (
-        (getattr(result, "began", None), np.array(rounds) < drift),
-        (result.data, np.array(rounds) >= drift),
-    ):
-        if data is not None and data.absent is not None:
-            found[np.ix_(then, np.asarray(data.absent)[tested])] = -1
+    drifting = getattr(result, "drifting", None)
+    for clusters, done in zip(found, rounds, strict=True):
+        data = result.data if drifting is None else drifting.at(int(done))
+        if data.absent is not None:
+            clusters[np.asarray(data.absent)[tested]] = -1
     columns = np.unique(np.linspace(0, len(rounds) - 1, min(len(rounds), MAX_EVALUATIONS)).round().astype(int))
 
     order = drawing_order(result)

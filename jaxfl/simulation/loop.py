@@ -187,8 +187,8 @@ class RunState:
             shortfall=shortfall_of(prepared.method, state, self._data.at(progress.done), progress.tally, prepared.size),
         )
         data = dataclasses.replace(self._data.at(progress.done), client_names=of_seed.client_names, filled=0.0)
-        began = None if self._data.drift is None else self._data.at(0)
-        return Result(state, progress.history, evaluation, data, summary, prepared.method, began)
+        drifting = None if self._data.drift is None else self._data
+        return Result(state, progress.history, evaluation, data, summary, prepared.method, drifting)
 
     def _event(self, record: dict[str, Any] | None, state: Any, *, whole: bool) -> Event:
         """Returns the event of some rounds for callbacks."""

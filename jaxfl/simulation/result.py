@@ -272,9 +272,14 @@ class TrainedRun:
         raise NotImplementedError
 
     @property
+    def drifting(self) -> FederatedData | None:
+        """Of data that drift, the federation with its drift."""
+        raise NotImplementedError
+
+    @property
     def began(self) -> FederatedData | None:
         """Of data that drift, the federation as it was in the first round."""
-        raise NotImplementedError
+        return None if self.drifting is None else self.drifting.at(0)
 
     @property
     def evaluation(self) -> Evaluation:
@@ -382,7 +387,7 @@ class _ResultFields(NamedTuple):
     data: FederatedData
     summary: dict[str, Any]
     method: Method | None = None
-    began: FederatedData | None = None
+    drifting: FederatedData | None = None
 
 
 class Result(_ResultFields, TrainedRun):
@@ -395,7 +400,7 @@ class Result(_ResultFields, TrainedRun):
         data: the federation it ran on; of one that drifts, as it is at the end.
         summary: one flat dictionary, ready for JSON: what ran, the last metrics, the times, the versions.
         method: that has run.
-        began: of data that drift, the federation as it was in the first round.
+        drifting: of data that drift, the federation with its drift; `began` is as it was in the first round.
     """
 
     __slots__ = ()

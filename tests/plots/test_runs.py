@@ -18,6 +18,7 @@ from jaxfl import plots
 from jaxfl.analysis.local_sketches import ClientSimilarity
 from jaxfl.clustering.distances import cosine
 from jaxfl.data import conditions
+from jaxfl.data.clients import Drift
 from jaxfl.simulation.evaluation.metrics import cluster_scores
 from jaxfl.simulation.records.history import History
 from tests.messages import mentions
@@ -236,11 +237,13 @@ def test_alluvial_draws_who_moves(result):
 
 
 def test_alluvial_of_data_that_drift_counts_who_is_there(result):
-    """Client 0 arrives with the drift at round 2, and client 3 has left then; both keep a cluster."""
-    made = moving(result, [[0, 1, 1, 1]] * 4, np.array([0, 1, 1, 1]))
+    """Client 0 arrives at round 2, clients 1 and 2 at round 4, when client 3 leaves; all keep a cluster."""
+    made = moving(result, [[1, 1, 1, 0]] * 4, np.array([0, 1, 1, 1]))
     made = made._replace(evaluation=made.evaluation._replace(rows=np.array([5, 5, 5, 0])))
-    began, ended = (dataclasses.replace(made.data, absent=np.arange(4) == away) for away in (0, 3))
-    figure = plots.alluvial(made._replace(began=began, data=ended, summary={"drift_round": 2}))
+    first, *later = np.array([[1, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 1]], bool)
+    drift = Drift(np.array([2, 4], np.int32), absent=np.stack(later, 1))
+    drifting = dataclasses.replace(made.data, absent=first, drift=drift)
+    figure = plots.alluvial(made._replace(drifting=drifting, data=drifting.at(4)))
     heights = [
         sorted(
             one.get_height()
@@ -249,8 +252,8 @@ def test_alluvial_of_data_that_drift_counts_who_is_there(result):
         )
         for x in range(4)
     ]
-    assert heights == [[1, 3], [1, 1, 2], [1, 1, 2], [1, 1, 2]], "the evaluation of round 2 is of who is there then"
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["0 (1)", "1 (2)", "none (1)"]
+    assert heights == [[1, 3], [1, 1, 2], [1, 1, 2], [1, 3]], "the evaluation of a round is of who is there then"
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["1 (3)", "none (1)"]
 
 
 def test_alluvial_of_few_evaluations_has_room_for_its_words(result):
