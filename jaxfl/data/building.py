@@ -23,6 +23,7 @@ from jaxfl.data.windows import value_range
 from jaxfl.typing import AnyArray
 
 CAUSE = re.compile("[a-z][a-z_]*")  # name of a cause of groups, a part of the names of metrics and files
+WEIGHTS = float(np.float32(1e-12)), 1e12  # of clients, the least above 0 and the largest
 STANDARDISE = "subtract the mean of each column and divide by its standard deviation"
 # Remedies for inputs of other types, by NumPy's kind.
 CONVERSIONS = {
@@ -243,18 +244,30 @@ def _weights_per_client(values: Any) -> np.ndarray | None:
     values = plain_array("client_weights", values)
     if values.dtype.kind not in "iuf":
         raise ValueError(f"client_weights must be numbers, one for each client, got {values.dtype}.")
+    _check_weight_values(values)
     return values.astype(np.float32)
 
 
+def _check_weight_values(weights: np.ndarray) -> None:
+    """Raises ValueError unless weights of clients are 0 or in a range in which float32 has their sums and products."""
+    if weights.ndim != 1:
+        raise ValueError(f"client_weights must be one number for each client, got shape {weights.shape}.")
+    least, most = WEIGHTS
+    usable = (weights == 0) | ((weights >= least) & (weights <= most))
+    if not usable.all():
+        client = int(np.argmin(usable))
+        raise ValueError(
+            f"client_weights must be 0 or from {least:g} to {most:g} for each client, got {weights[client]} of client "
+            f"{client}; divide all of them by their mean."
+        )
+
+
 def check_client_weights(data: FederatedData) -> None:
-    """Raises ValueError unless weights of clients are finite, not negative, and not all 0 of those with rows."""
+    """Raises ValueError unless weights of clients are in their range, and not all 0 of those with rows."""
     if data.client_weights is None:
         return
     weights = np.asarray(data.client_weights)
-    if weights.ndim != 1 or not (np.isfinite(weights) & (weights >= 0)).all():
-        wrong = int(np.argmin(np.isfinite(weights) & (weights >= 0))) if weights.ndim == 1 else None
-        got = f"{weights[wrong]} of client {wrong}" if wrong is not None else f"shape {weights.shape}"
-        raise ValueError(f"client_weights must be one finite number of at least 0 for each client, got {got}.")
+    _check_weight_values(weights)
     if not weights[np.asarray(data.train.size) > 0].any() and np.asarray(data.train.size).any():
         raise ValueError(
             "client_weights must be above 0 for at least one client with training rows, got only 0; leave them out to "

@@ -171,7 +171,9 @@ def class_factors(data: FederatedData, class_weights: ClassWeights) -> np.ndarra
             f"class_weights must be one number for each of the {data.num_classes} classes, got {factors.size}; "
             '"balanced" computes them.'
         )
-    if not (np.isfinite(factors) & (factors >= 0)).all() or not factors.any():
+    with np.errstate(over="ignore"):
+        exact = factors.astype(np.float32)  # in which losses are computed
+    if not (np.isfinite(exact) & (exact >= 0)).all() or not exact.any():
         raise ValueError(
             f"class_weights must be finite, at least 0 and not all 0, got {factors.tolist()}; 1 weighs a class as "
             "without weights."

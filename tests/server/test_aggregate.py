@@ -151,6 +151,8 @@ def test_given_weights_take_the_place_of_rows():
         ([1.0, -1.0], ("client_weights", -1.0, "client 1")),
         ([np.nan, 1.0], ("client_weights", "nan", "client 0")),
         ([0.0, 0.0], ("client_weights", "only 0")),
+        ([1e38, 3e38], ("client_weights", "1e+38", "client 0", "1e+12")),  # their sum is infinite
+        ([1.0, 1e-40], ("client_weights", "1e-40", "client 1", "1e-12")),  # a product with it is 0
         ([1.0], ("client_weights", 2, 1)),
         (["a", "b"], ("client_weights", "numbers")),
     ],
