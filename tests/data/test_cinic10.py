@@ -49,6 +49,12 @@ def test_the_archive_is_read_and_its_two_origins_are_domains(archive):
     assert fed.test.size.tolist() == [10, 20]
 
 
+def test_an_archive_that_was_not_unpacked_to_its_end_is_told(archive):
+    (archive / "train" / "frog" / NAMES[0]).unlink()
+    with pytest.warns(UserWarning, match=mentions(archive, "train", "2 rows of frog", "3 of airplane")):
+        assert len(sources.load("cinic10", archive).inputs) == 29
+
+
 @pytest.mark.parametrize(
     ("damage", "named"),
     [

@@ -60,6 +60,17 @@ def test_the_archive_is_read(archive):
     assert fed.test.size.tolist() == [3, 3, 3], "the official validation images"
 
 
+def test_an_archive_that_was_not_unpacked_to_its_end_is_told(archive):
+    top, _ = archive
+    (top / "train" / IDS[0] / "images" / f"{IDS[0]}_2.JPEG").unlink()
+    annotations = top / "val" / "val_annotations.txt"
+    annotations.write_text("".join(annotations.read_text().splitlines(keepends=True)[:2]))
+    with pytest.warns(UserWarning) as told:
+        sources.load("tiny-imagenet", top)
+    texts = [str(one.message) for one in told]
+    assert len(texts) == 2 and f"train has 2 rows of {IDS[0]}" in texts[0] and "val has 0 rows" in texts[1]
+
+
 @pytest.mark.parametrize(
     ("damage", "named"),
     [

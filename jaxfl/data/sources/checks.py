@@ -3,7 +3,7 @@
 import re
 import unicodedata
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +54,25 @@ def warn_alike_texts(name: str, *columns: np.ndarray | None) -> None:
                 stacklevel=3,
             )
             return
+
+
+def warn_unequal_classes(where: Path, names: Sequence[str], **parts: np.ndarray) -> None:
+    """Warns of a published data set whose classes have equally many rows each, and do not here: some may be missing.
+
+    Args:
+        where: folder of the files.
+        names: of all classes.
+        **parts: labels of the parts of the set, by their names.
+    """
+    for part, labels in parts.items():
+        counts = np.bincount(labels, minlength=len(names))
+        least, most = int(counts.argmin()), int(counts.argmax())
+        if counts[least] < counts[most]:
+            warnings.warn(
+                f"{where}: {part} has {counts[least]} rows of {names[least]} and {counts[most]} of {names[most]}, and "
+                "the published set has equally many of each class; unpack the archive again if this is not meant.",
+                stacklevel=3,
+            )
 
 
 def check_rows(

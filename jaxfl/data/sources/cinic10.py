@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxfl.data.sources import pictures
+from jaxfl.data.sources import checks, pictures
 from jaxfl.data.sources.base import Folder, Source, SourceEntry, folders, locate, require
 
 URL = "https://datashare.ed.ac.uk/handle/10283/3192"
@@ -57,6 +57,7 @@ def load(data_dir: Folder = None, *, enlarged: bool = False) -> Source:
         raise ValueError(
             f"{paths[0]} must have {SIDE} x {SIDE} pixels, got {inputs.shape[1]} x {inputs.shape[2]}; {HELP}."
         )
+    checks.warn_unequal_classes(place, CLASSES, train=labels, test=test_labels)
     domains = np.array([0 if path.name.startswith("cifar10-") else 1 for path in paths], np.int32)
     return Source(
         "cinic10",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxfl.data.sources import pictures
+from jaxfl.data.sources import checks, pictures
 from jaxfl.data.sources.base import Folder, Source, SourceEntry, folders, locate, require
 
 URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
@@ -67,6 +67,7 @@ def load(data_dir: Folder = None) -> Source:
         raise ValueError(
             f"{train[0]} must have {SIDE} x {SIDE} pixels, got {inputs.shape[1]} x {inputs.shape[2]}; {HELP}."
         )
+    checks.warn_unequal_classes(place, ids, train=np.array(labels), val=np.array(test_labels, int))
     return Source(
         "tiny-imagenet",
         inputs[: len(train)],
