@@ -20,6 +20,7 @@ from jaxfl import plots
 from jaxfl.analysis.comparison import deviation
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.drift import given_rounds
+from jaxfl.data.drift.schedules import matrix_file
 from jaxfl.files import is_beside, keep_copy, own_names, real_path, user_path, write_text
 from jaxfl.host.text import csv_table
 from jaxfl.methods.base import Method
@@ -54,6 +55,7 @@ from jaxfl.simulation.schedule import Schedule, check_checkpoints
 from jaxfl.wire.wired import check_min_sum
 
 CLIENTS = "clients.csv"
+MATRIX_CHECKSUM = "drift_matrix_checksum"  # in a config: of the file of a drift's matrix
 # of a summary
 TIME_COLUMNS = ("seconds_per_round", "total_seconds", "compile_seconds", "evaluation_seconds", "saving_seconds")
 PICTURES = ("convergence.png", "clusters.png")
@@ -155,6 +157,8 @@ class Job(NamedTuple):
         identity = {**settings.complete(), **jax_settings(), "cohort": self.cohort, "seed": self.seed}
         if own := federations.user_checksum(self.settings.data_name, self.data_dir, self.settings.data.get("other")):
             identity[DATA_CHECKSUM] = own
+        if matrix := matrix_file(self.settings.data.get("drift_matrix")):
+            identity[MATRIX_CHECKSUM] = user_code.file_checksum(matrix)
         identity = json.loads(json.dumps(identity))  # as it is read back: tuples are lists
         if began is None:
             return identity
@@ -165,6 +169,8 @@ class Job(NamedTuple):
             younger.add(DATA_CHECKSUM)
         elif DATA_CHECKSUM not in identity:  # the files are gone: whoever has the data can go on
             identity[DATA_CHECKSUM] = began[DATA_CHECKSUM]
+        if MATRIX_CHECKSUM not in began:
+            younger.add(MATRIX_CHECKSUM)
         return {name: value for name, value in identity.items() if name not in younger}
 
     def settings_in_use(self) -> options.Settings:
@@ -223,7 +229,10 @@ def check(job: Job) -> None:
         names = job.outputs()
         directory.check(job.config(), resume=job.resume, names=names)
         written = {real_path(directory.path / name) for name in names}
-        for path in federations.user_files(job.settings.data_name, job.data_dir, job.settings.data.get("other")):
+        data = job.settings.data
+        matrix = matrix_file(data.get("drift_matrix"))
+        read = federations.user_files(job.settings.data_name, job.data_dir, data.get("other"))
+        for path in read if matrix is None else [*read, matrix]:
             if real_path(path) in written:
                 raise ValueError(
                     f"out must be a folder in which no data are replaced, got {str(job.out)!r} with {path.name!r}, "

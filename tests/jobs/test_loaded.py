@@ -18,6 +18,7 @@ from jaxfl.jobs import job
 from jaxfl.jobs import job as jobs
 from jaxfl.settings import options
 from jaxfl.simulation.records import checkpoint
+from jaxfl.simulation.records.directory import RunDirectory
 from tests.messages import mentions
 from tests.settings.test_methods import MINE
 
@@ -510,6 +511,25 @@ def test_a_config_that_is_damaged_or_of_another_version_is_named(finished, tmp_p
     (folder / "config.json").write_text(text)
     with pytest.raises(ValueError, match=mentions(folder / "config.json", *said)):
         jaxfl.load(folder).params(client=0)
+
+
+def test_no_run_goes_on_with_another_matrix_of_a_drift_in_the_same_file(tmp_path):
+    """A sweep of finished runs loads no data, and would show the old numbers as those of the new matrix."""
+    (tmp_path / "m.txt").write_text("0 0\n0 1\n")
+    options_ = {"drift": "matrix", "drift_matrix": str(tmp_path / "m.txt"), "drift_every": 1, "num_clients": 4}
+    settings = options.route("fedavg", "rotated-digits", **options_)
+    job = jobs.Job(settings, rounds=2, cohort=1.0, out=tmp_path / "run", resume=True)
+    directory = RunDirectory(tmp_path / "run")
+    with directory.locked(job.outputs()):
+        directory.write_config(job.config())
+        (directory.path / "history.jsonl").write_text("")
+    jobs.check(job)
+    (tmp_path / "m.txt").write_text("0 0\n1 0\n")
+    with pytest.raises(ValueError, match=mentions("drift_matrix_checksum", tmp_path / "run")):
+        jobs.check(job)
+    older = {name: value for name, value in directory.config().items() if name != "drift_matrix_checksum"}
+    directory.write_config(older)
+    jobs.check(job)
 
 
 def test_the_folder_of_several_seeds_is_no_run(tmp_path):

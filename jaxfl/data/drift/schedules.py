@@ -1,6 +1,7 @@
 """Schedules of a drift: who changes when, see `jaxfl.data.drift`."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -150,10 +151,19 @@ def read_matrix(matrix: str | Sequence[Sequence[int]]) -> np.ndarray:
     return np.array(rows, int)
 
 
+def matrix_file(matrix: Any) -> Path | None:
+    """Returns the path of the file of a matrix, None for one of `MATRICES`, rows of numbers, or a file that is missing.
+
+    >>> matrix_file("feddrift-A"), matrix_file([[0], [1]]), matrix_file(None)
+    (None, None, None)
+    """
+    path = user_path(matrix) if isinstance(matrix, str) and matrix not in MATRICES else None
+    return path if path is not None and path.is_file() else None
+
+
 def _rows_of_file(file: str) -> list[list[Any]]:
     """Returns the numbers of each line of a text file, apart by spaces or commas; words that are none as they are."""
-    path = user_path(file)
-    if not path.is_file():
+    if (path := matrix_file(file)) is None:
         raise FileNotFoundError(
             f"drift_matrix must be {' or '.join(MATRICES)}, or a file with a line of whole numbers for each stage, got "
             f"{file!r}: no such file."
