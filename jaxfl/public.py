@@ -2,7 +2,7 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-from jaxfl import bench, data, methods, models, plots, testing, wire
+from jaxfl import bench, clock, data, methods, models, plots, testing, wire
 from jaxfl.analysis.canaries import CanaryAudit, audit_canaries
 from jaxfl.analysis.choice import Choice, choose_num_clusters, elbow
 from jaxfl.analysis.class_confusion import ClassConfusion, class_confusion
@@ -12,6 +12,7 @@ from jaxfl.analysis.local_sketches import ClientSimilarity, Sketches, client_sim
 from jaxfl.analysis.membership import Membership, MembershipRisk, membership
 from jaxfl.analysis.thresholds import threshold_sweep
 from jaxfl.client.steps import Steps
+from jaxfl.clock import ClientClock
 from jaxfl.cohort import Plan
 from jaxfl.jobs.job import run_named
 from jaxfl.jobs.loaded import LoadedRun, load
@@ -53,6 +54,7 @@ __all__ = [
     "CanaryAudit",
     "Choice",
     "ClassConfusion",
+    "ClientClock",
     "ClientSimilarity",
     "Diverged",
     "Event",
@@ -78,6 +80,7 @@ __all__ = [
     "class_confusion",
     "classification",
     "client_similarity",
+    "clock",
     "data",
     "elbow",
     "epsilon_from_guesses",

@@ -39,6 +39,7 @@ class Stream(enum.IntEnum):
     WIRE = 14  # roundings and places of a channel
     NOISE = 15  # noise of sums, for differential privacy
     AUGMENT = 16  # changes of a step's training images
+    CLOCK = 17  # speeds of the clients' devices
 
 
 def check_seed(seed: int) -> int:

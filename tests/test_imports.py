@@ -27,6 +27,7 @@ FLOORS = (
     ("engine",),
     ("methods",),
     ("wire",),
+    ("clock",),
     ("simulation",),
     ("settings",),
     ("analysis", "bench", "protocols", "testing"),
@@ -267,11 +268,12 @@ def test_import_jaxfl_is_light():
     assert "flax.nnx" not in modules, "it brings IPython with it"
 
 
-# The programs that JAX makes of functions are read and rewritten for speed alone, and nowhere else.
+# The programs that JAX makes of functions are rewritten for speed alone, read for a clock, and nowhere else.
 READS_PROGRAMS = ("jaxfl.models.fast", "jaxfl.client.fast", "jaxfl.server.coordinate_sums")
+READS_PROGRAMS += ("jaxfl.client.operations", "jaxfl.clock.work")
 
 
-def test_programs_are_read_in_the_rooms_of_fast_forms_alone():
+def test_programs_are_read_in_few_rooms():
     mentions = {name for name, module in MODULES.items() if "jaxpr" in module.source or "jax.extend" in module.source}
     assert mentions, "by the rooms that may"
     assert [name for name in sorted(mentions) if not name.startswith(READS_PROGRAMS)] == []

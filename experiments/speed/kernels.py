@@ -177,7 +177,9 @@ def compiled(work: str | None, method: str, hidden: Sequence[int], seeds: int) -
     jax.default_backend = lambda: "gpu"  # what jaxfl chooses by it
     try:
         data = data.in_programs()
-        rounds = program._rounds(made, cohort, Plan(chunk=cohort), 64, sampling.uniform, lanes, program.shapes_of(data))
+        rounds = program._rounds(
+            made, cohort, Plan(chunk=cohort), 64, sampling.uniform, lanes, None, program.shapes_of(data)
+        )
         shapes = there(key, *first), there(state, *first), there(data), there(np.int32(1))
         return rounds.lower(*shapes, lowering_platforms=("cuda",)).compile().as_text()
     finally:

@@ -153,6 +153,7 @@ SUMMARY_COLUMNS = {
     "epsilon": ("epsilon", 2),
     "smallest sum": ("smallest_sum", 1),
     "MB up": ("bytes_up", 3),
+    "hours": ("seconds_simulated", 3),  # of runs with a clock
     "s a round": ("seconds_per_round", 3),
 }
 WIRED_ENTRY = "smallest_sum"  # of histories of wired runs alone, in whose table bytes are a column
@@ -161,7 +162,9 @@ BEST_COLUMNS = (*METRIC_COLUMNS, "ARI")  # columns in which the best mean is mar
 PERCENT_METRICS = ("accuracy", "f1")  # metrics that are shown in percent
 SCORE_END = " accuracy"  # ends an entry of summaries alone: a score of a whole run, see `jaxfl.protocols.scores`
 TUNED = "finetuned_"  # begins the metrics of fine-tuned models
-COST_COLUMNS = {"rounds": ("round",), "bytes": ("bytes_up", "bytes_down")}  # columns of the history, summed
+# columns of the history, summed; of seconds, runs with a clock alone have some
+COST_COLUMNS = {"rounds": ("round",), "bytes": ("bytes_up", "bytes_down"), "hours_to_target": ("seconds_simulated",)}
+HOUR = 3600.0  # seconds
 BYTE_UNITS = {"bytes": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 COLUMN_NAMES = {
     "smallest sum": "smallest_sum",
@@ -492,9 +495,12 @@ class Comparison(NamedTuple):
         most = max((mean for mean in means if mean is not None), default=0.0)
         unit = next((unit for unit, size in reversed(BYTE_UNITS.items()) if most >= size), "bytes")
         cells = ["-" if mean is None else _size_cell(mean / BYTE_UNITS[unit]) for mean in means]
+        times = [self._reached(line, COST_COLUMNS["hours_to_target"]) for line in self.lines]
+        hours = ["-" if one is None else _size_cell(statistics.fmean(one) / HOUR) for one in times]
         return [
             TableColumn("rounds", f"rounds to {self._format_value(self.target)}{title}", rounds),
             TableColumn("bytes", f"{unit} until then", cells),
+            TableColumn("hours_to_target", "hours until then", hours, any(one is not None for one in times)),
         ]
 
     def _difference_columns(self) -> list[TableColumn]:
@@ -886,6 +892,8 @@ def _scale(measure: str) -> tuple[float, int]:
         return 100, 2
     if measure == "bytes_up":
         return 1e-6, 3
+    if measure == "seconds_simulated":
+        return 1 / HOUR, 3
     measure = "ari" if measure.startswith(CAUSE_PREFIX) else measure
     return 1, next((digits for entry, digits in SUMMARY_COLUMNS.values() if entry == measure), 4)
 

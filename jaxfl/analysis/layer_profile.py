@@ -218,8 +218,8 @@ def _with_model(train: Train) -> Train:
 
 def _round(method: Method, key: Key, state: Any, data: FederatedData, everybody: Cohort) -> tuple[Any, Any]:
     """Returns the state after a round of all clients, and what they report: `(losses [N], models [N, ...])`."""
-    state, _, info = one_round(method, key, state, data, data.num_clients, everybody.plan, cohort=everybody)
-    return state, info.loss
+    state, log = one_round(method, key, state, data, data.num_clients, everybody.plan, cohort=everybody)
+    return state, log.info.loss
 
 
 @functools.partial(jax.jit, static_argnames="names")

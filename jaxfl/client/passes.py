@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl import tree
-from jaxfl.client import conduct
+from jaxfl.client import conduct, operations
 from jaxfl.client.steps import row_count
 from jaxfl.data.clients import Batch, FederatedData, Split
 from jaxfl.random import Stream, key_for
@@ -65,12 +65,25 @@ def fold_rows(
     if split.max_size == 0:
         return carry
     if split.max_size <= block:
-        return step(carry, data.batch(split, client, jnp.arange(split.max_size, dtype=jnp.int32)))
+        folded = step(carry, data.batch(split, client, jnp.arange(split.max_size, dtype=jnp.int32)))
+        _note_fold(step, carry, folded, data, split, client, split.max_size)
+        return folded
     block = -(-split.max_size // -(-split.max_size // block))  # 300 rows are two blocks of 150, not of 256
     rows = row_count(data, client) if split is data.train else split.size[client]
     blocks = -(-rows // block)
     positions = jnp.arange(block, dtype=jnp.int32)
-    return jax.lax.fori_loop(0, blocks, lambda i, c: step(c, data.batch(split, client, i * block + positions)), carry)
+    folded = jax.lax.fori_loop(0, blocks, lambda i, c: step(c, data.batch(split, client, i * block + positions)), carry)
+    _note_fold(step, carry, folded, data, split, client, block)
+    return folded
+
+
+def _note_fold(
+    step: Callable[..., Any], carry: Any, folded: Any, data: FederatedData, split: Split, client: Array, rows: int
+) -> None:
+    """Notes a pass over all rows of a client, in batches of `rows`."""
+    if operations.are_noted():
+        batch, size = operations.batch_of(data, rows), split.size[client]
+        operations.note_pass(folded, step, carry, batch, client=client, rows=size, at_once=rows)
 
 
 def mean_loss(task: Task, *, block: int = BLOCK_ROWS) -> Callable[[Params, FederatedData, Array], Array]:
@@ -131,7 +144,12 @@ def unperturbed_gradient(task: Task, block: int) -> Callable[..., tuple[Array, P
         at_once = gradient_rows(task, model, block)
         if data.train.max_size <= at_once:
             batch = training_batch(data, client, jnp.arange(data.train.max_size, dtype=jnp.int32), row_weights)
-            return jax.value_and_grad(task.loss)(model, batch, key)
+            gradient = jax.value_and_grad(task.loss)
+            found = gradient(model, batch, key)
+            if operations.are_noted():
+                rows, most = data.train.size[client], data.train.max_size
+                operations.note_pass(found, gradient, model, batch, key, client=client, rows=rows, at_once=most)
+            return found
 
         def step(carry: tuple[Array, Any], batch: Batch) -> tuple[Array, Any]:
             index, total = carry

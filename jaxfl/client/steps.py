@@ -4,6 +4,7 @@ The change of a model divided by its displacement is a mean of the gradients met
 what SCAFFOLD keeps of a client.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from fractions import Fraction
@@ -93,6 +94,9 @@ def trip_count(
     key: Key, data: FederatedData, client: Array, local_epochs: Epochs, batch_size: int | None
 ) -> int | Array:
     """Returns `step_count`, as a Python number where all clients make as many."""
+    if data.most_steps is not None:  # what of it fits before a deadline
+        full = dataclasses.replace(data, most_steps=None)
+        return jnp.minimum(trip_count(key, full, client, local_epochs, batch_size), data.most_steps[client])
     in_one = max(data.train.max_size, 1) if batch_size is None else min(batch_size, max(data.train.max_size, 1))
     of_epoch = -(-row_count(data, client) // in_one)
     if (epochs := whole_epochs(local_epochs, batch_size)) is not None:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl import tree
-from jaxfl.client import conduct
+from jaxfl.client import conduct, operations
 from jaxfl.client.fast import coordinates
 from jaxfl.client.fast.coordinates import TrainingForm
 from jaxfl.client.passes import BLOCK_ROWS, batch_shape, gradient_rows, training_batch, unperturbed_gradient
@@ -150,6 +150,7 @@ def _full_batch(
         epochs = conduct.training_length(key, data, local_epochs)
         # without rows no step is made: momentum and proximal terms would move the model at gradient zero
         steps = trip_count(key, data, client, local_epochs, None)
+        epochs = epochs if data.most_steps is None else jnp.maximum(steps, 1)
         shorter: TrainingForm | str = f"a client may have more than {block} rows"
         if filled := _filled_share(data, data.train.max_size, block):  # the same rows in every step: made ready once
             batch = training_batch(data, client, jnp.arange(data.train.max_size, dtype=jnp.int32), row_weights)
@@ -172,7 +173,12 @@ def _full_batch(
         dtype = jax.eval_shape(task.loss, model, batch_shape(data), key).dtype
         losses = jnp.zeros(recorded_steps, dtype) if recorded_steps else None
         carry = (form.model, optimizer.init(form.model), form.memory, jnp.zeros((), dtype), losses)
-        trained, _, memory, total, losses = jax.lax.fori_loop(0, steps, epoch, carry)
+        with operations.noting(False):  # at once, below
+            trained, _, memory, total, losses = jax.lax.fori_loop(0, steps, epoch, carry)
+        if operations.are_noted():
+            of_step = jax.value_and_grad(task.loss), model, operations.batch_of(data, data.train.max_size), key
+            rows = steps * data.train.size[client]
+            operations.note_training(total, *of_step, client=client, rows=rows, width=data.train.max_size)
         sent = conduct.perturb_model(key, model, form.restore(trained, memory), data, client)
         loss = total / jnp.asarray(epochs).astype(dtype)
         return sent, loss if losses is None else (loss, losses)
@@ -218,7 +224,8 @@ def _mini_batches(
             )
         form = coordinates.choose(shorter, TrainingForm(model, extra, usual))
         of_epoch = -(-size // width)  # steps
-        if (whole := whole_epochs(local_epochs, batch_size)) is not None:
+        whole = whole_epochs(local_epochs, batch_size)
+        if whole is not None and data.most_steps is None:
             epochs, last = conduct.training_length(key, data, whole), None
             rows_seen = epochs * jnp.maximum(size, 1)
         else:  # the last epoch may be a part of one
@@ -255,11 +262,16 @@ def _mini_batches(
         dtype = jax.eval_shape(task.loss, model, batch_shape(data), key).dtype
         losses = jnp.zeros(recorded_steps, dtype) if recorded_steps else None
         carry = (form.model, optimizer.init(form.model), form.memory, jnp.zeros((), dtype), losses)
-        if isinstance(epochs, int):
-            (trained, _, memory, total, losses), _ = jax.lax.scan(epoch, carry, jnp.arange(epochs))
-        else:
-            carry = jax.lax.fori_loop(0, epochs, lambda index, carry: epoch(carry, index)[0], carry)
-            trained, _, memory, total, losses = carry
+        with operations.noting(False):  # at once, below
+            if isinstance(epochs, int):
+                (trained, _, memory, total, losses), _ = jax.lax.scan(epoch, carry, jnp.arange(epochs))
+            else:
+                carry = jax.lax.fori_loop(0, epochs, lambda index, carry: epoch(carry, index)[0], carry)
+                trained, _, memory, total, losses = carry
+        if operations.are_noted():
+            of_step = jax.value_and_grad(task.loss), model, operations.batch_of(data, width), key
+            rows = jnp.where(size > 0, rows_seen, 0)
+            operations.note_training(total, *of_step, client=client, rows=rows, width=width)
         sent = conduct.perturb_model(key, model, form.restore(trained, memory), data, client)
         loss = total / rows_seen.astype(dtype)
         return sent, loss if losses is None else (loss, losses)

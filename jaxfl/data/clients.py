@@ -66,6 +66,16 @@ class Trigger:
 
 
 @struct.dataclass
+class Speeds:
+    """The clients' devices; created by `jaxfl.clock`."""
+
+    flops: AnyArray = struct.field(metadata=KNOWN)  # [N] float32, operations a second
+    up: AnyArray = struct.field(metadata=KNOWN)  # [N] float32, bits a second
+    down: AnyArray = struct.field(metadata=KNOWN)  # [N] float32, bits a second
+    watts: AnyArray | None = struct.field(metadata=KNOWN, default=None)  # [N] float32, while a client works
+
+
+@struct.dataclass
 class Ranges:
     """Ranges of the clients in the rows of a split by stage; `start` is None in a window, which has its own."""
 
@@ -266,6 +276,9 @@ class FederatedData:
         white: pixel of full brightness, of colours and corruptions.
         noise_seed: seed of the noise of corruptions.
         widened: number of axes of a grey pool before copies gave it three channels; 0 if they did not.
+        speeds: the clients' devices, or None; set by a run with a clock, no data set has them.
+        most_steps: most steps of each client's local training in this round `[N]` int32, or None; set by a deadline
+            that takes partial work.
     """
 
     inputs: AnyArray = struct.field(metadata=SHARED)
@@ -308,6 +321,8 @@ class FederatedData:
     noise_seed: int = struct.field(pytree_node=False, default=0)
     widened: int = struct.field(pytree_node=False, default=0)
     client_weights: AnyArray | None = struct.field(metadata=KNOWN, default=None)
+    speeds: Speeds | None = None
+    most_steps: AnyArray | None = struct.field(metadata=KNOWN, default=None)
 
     def __repr__(self) -> str:
         """Returns one line of text without the examples."""

@@ -56,6 +56,7 @@ from jaxfl.wire.wired import check_min_sum
 
 CLIENTS = "clients.csv"
 MATRIX_CHECKSUM = "drift_matrix_checksum"  # in a config: of the file of a drift's matrix
+DATA_FILES = options.FILES_OF_RUNS  # among a user's files, those that are no programs
 # of a summary
 TIME_COLUMNS = ("seconds_per_round", "total_seconds", "compile_seconds", "evaluation_seconds", "saving_seconds")
 PICTURES = ("convergence.png", "clusters.png")
@@ -92,7 +93,11 @@ class Job(NamedTuple):
             "checkpoint_every": self.checkpoint_every,
             "data_dir": None if self.data_dir is None else str(real_path(Path(self.data_dir))),
             **{f"{owner}_file": str(real_path(path)) for owner, path in files.items()},
-            **{f"{owner}_sha256": user_code.file_sha256(path) for owner, path in files.items() if owner != "weights"},
+            **{
+                f"{owner}_sha256": user_code.file_sha256(path)
+                for owner, path in files.items()
+                if owner not in DATA_FILES
+            },
         }
 
     @property
@@ -213,6 +218,7 @@ def check(job: Job) -> None:
     options.privacy(job.settings)
     parse_test_sets(job.settings.run.get("test_sets"))
     check_min_sum(job.settings.run.get("min_sum", 1))
+    options.clock(job.settings)
     options.finetune(job.settings)
     options.schedule(job.settings)
     check_compiles()
@@ -230,9 +236,9 @@ def check(job: Job) -> None:
         directory.check(job.config(), resume=job.resume, names=names)
         written = {real_path(directory.path / name) for name in names}
         data = job.settings.data
-        matrix = matrix_file(data.get("drift_matrix"))
         read = federations.user_files(job.settings.data_name, job.data_dir, data.get("other"))
-        for path in read if matrix is None else [*read, matrix]:
+        read = [*read, matrix_file(data.get("drift_matrix")), job.settings.files().get("clock")]
+        for path in filter(None, read):
             if real_path(path) in written:
                 raise ValueError(
                     f"out must be a folder in which no data are replaced, got {str(job.out)!r} with {path.name!r}, "
@@ -364,6 +370,7 @@ def _arguments(job: Job, tools: Tools) -> dict[str, Any]:
         "rounds": job.rounds,
         "cohort": job.cohort,
         "sampler": tools.sampler,
+        "clock": options.clock(job.settings),
         "eval_every": job.eval_every,
         "test_rows": job.settings.run.get("test_rows"),
         "eval_clients": job.settings.run.get("eval_clients"),
@@ -427,7 +434,9 @@ def _write_result(job: Job, result: Result) -> Result:
     try:
         if processes.first():
             with directory.name_disk_errors("all but the list of clients is kept"):
-                write_text(directory.path / CLIENTS, csv_table(client_columns(result.data, result.evaluation)))
+                write_text(
+                    directory.path / CLIENTS, csv_table(client_columns(result.data, result.evaluation, result.times))
+                )
             for name, draw in zip(PICTURES, (plots.convergence, plots.clusters), strict=True):
                 with directory.name_disk_errors("all but the pictures is kept"):
                     if job.pictures:

@@ -283,7 +283,8 @@ def written_job(config: dict[str, Any]) -> jobs.Job:
     own = {owner: _options_in_file(config, owner) for owner in owners.values()}
     of_files = {f"{owner}.{name}" for owner, options in own.items() for name in options}
     rest = {name: value for name, value in config.items() if name not in of_files}
-    settings = _route(rest | {name: STAND_INS[name] for name in code}, config.get("weights_file"))
+    files = {owner: config[f"{owner}_file"] for owner in options.FILES_OF_RUNS if f"{owner}_file" in config}
+    settings = _route(rest | {name: STAND_INS[name] for name in code}, files)
     for name, address in code.items():
         owner, file = owners[name], config[f"{name.removeprefix('run.')}_file"]
         written = f"{file}:{address.rpartition(':')[2]}"
@@ -316,15 +317,16 @@ def _settings_of_config(folder: Path, config: dict[str, Any], trust: bool | list
     for name, address in _addresses(config).items():
         file = user_code.trusted_file(folder, name.removeprefix("run."), address, config, trust)
         found[name] = f"{file}:{address.rpartition(':')[2]}"
-    weights = str(_weights_file(folder, config)) if "weights_file" in config else None
+    own = [owner for owner in options.FILES_OF_RUNS if f"{owner}_file" in config]
+    files = {owner: str(_data_file(folder, owner, config)) for owner in own}
     try:
-        return _route(config | found, weights)
+        return _route(config | found, files)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{folder / CONFIG} holds an option that cannot be used: {error}") from error
 
 
-def _route(config: dict[str, Any], weights: str | None) -> options.Settings:
-    """Returns the settings of a config with the options that differ from their defaults."""
+def _route(config: dict[str, Any], files: dict[str, str]) -> options.Settings:
+    """Returns the settings of a config with the options that differ from their defaults; `files` are those of runs."""
     names: list[Any] = [config[name] for name in OWNER_NAMES[:4]]
     names += [config.get("server_optimizer"), config.get("run.task", "auto")]
     defaults = options.default_values(*names)
@@ -333,8 +335,7 @@ def _route(config: dict[str, Any], weights: str | None) -> options.Settings:
         for key, value in config.items()
         if "." in key and (key not in defaults or value != read_back(defaults[key]))
     }
-    if weights is not None:
-        given["run.weights"] = weights
+    given |= {f"run.{owner}": path for owner, path in files.items()}
     chosen = {name: config[name] for name in OWNER_NAMES[2:] if config.get(name) is not None}
     return options.route(config["method"], config["data"], **chosen, **given)
 
@@ -346,17 +347,17 @@ def _options_in_file(config: dict[str, Any], owner: str) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in common}
 
 
-def _weights_file(folder: Path, config: dict[str, Any]) -> Path:
-    """Returns the path of the file of start weights if it is unchanged, otherwise of the run's copy.
+def _data_file(folder: Path, owner: str, config: dict[str, Any]) -> Path:
+    """Returns the path of the file of start weights or of devices if it is unchanged, otherwise of the run's copy.
 
     Raises:
         ValueError: neither is.
     """
-    file, checksum = Path(config["weights_file"]), config.get("weights_checksum", "")
+    file, checksum = Path(config[f"{owner}_file"]), config.get(f"{owner}_checksum", "")
     for path in (file, copy_path(folder, file.name, checksum), folder / file.name):  # the last: of an older version
         if path.is_file() and user_code.file_checksum(path) == checksum:
             return path
     raise ValueError(
-        f"{str(folder)!r} holds a run whose weights are in a file that has changed, {file}, and has no copy of it as "
+        f"{str(folder)!r} holds a run whose {owner} is in a file that has changed, {file}, and has no copy of it as "
         "it was; put it back."
     )

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl import tree
-from jaxfl.client import conduct
+from jaxfl.client import conduct, operations
 from jaxfl.client.corrections import proximal_pull
 from jaxfl.client.passes import full_gradient
 from jaxfl.client.steps import Epochs
@@ -127,6 +127,7 @@ def in_turn(
         (padding, no rows, not finite) is skipped: the next client starts from the model before it.
     """
     refuse_wire('update="chain"', "clients hand models on and nothing is summed; take parallel")
+    operations.note_in_turn()
     shared = jax.tree.map(jnp.asarray, shared)  # data still in host memory: NumPy arrays take no traced index
     order = jnp.argsort(jnp.where(cohort.mask, cohort.ids, jnp.iinfo(cohort.ids.dtype).max))
 

@@ -34,6 +34,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl import tree
+from jaxfl.client import operations
 from jaxfl.client.steps import Epochs
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
@@ -231,6 +232,11 @@ def mixing(
 
         dtype = jax.tree.leaves(model)[0].dtype
         start = own.weights, jnp.int32(0), jnp.zeros(WINDOW, dtype)
-        return jax.lax.while_loop(goes_on, epoch, start)[0]
+        fitted = jax.lax.while_loop(goes_on, epoch, start)[0]
+        if operations.are_noted():  # as one epoch: how many a client's second round has is known after it
+            of_step = jax.value_and_grad(task.loss), model, operations.batch_of(data, width), key
+            rows = jnp.where(limit > 0, count, 0)
+            operations.note_pass(fitted, *of_step, client=client, rows=rows, at_once=width)
+        return fitted
 
     return fit

@@ -1,8 +1,9 @@
 """Figures of runs, federations, similarities and measurements.
 
 - A run: `convergence`, `clusters`, `alluvial` (clients that move between clusters), `confusion` (clusters against true
-  groups), `personalisation` (each client before and after fine-tuning), `class_confusion` (classes, by cluster),
-  `similarity` (clients, by cluster) and `models` (local models in the plane).
+  groups), `participation` (clients that report before a deadline), `personalisation` (each client before and after
+  fine-tuning), `class_confusion` (classes, by cluster), `similarity` (clients, by cluster) and `models` (local models
+  in the plane).
 - A federation: `labels` by client, a `montage` of examples, and the `stages` of a drift.
 - Representations of StoCFL: `representations` in the plane and the clusters at every threshold (`threshold_sweep`).
 - Arrays: matrices of similarities or distances (`heatmap`, `heatmaps`), and how well they separate the true groups
@@ -24,7 +25,7 @@ from jaxfl.plots.maps import models
 from jaxfl.plots.outcomes import class_confusion, confusion, personalisation
 from jaxfl.plots.representations import representations, threshold_sweep
 from jaxfl.plots.risks import membership
-from jaxfl.plots.runs import Run, clusters, convergence
+from jaxfl.plots.runs import Run, clusters, convergence, participation
 from jaxfl.plots.style import NO_CLUSTER_COLOR, OTHER_COLOR, palette
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "models",
     "montage",
     "palette",
+    "participation",
     "personalisation",
     "representations",
     "scaling",

@@ -174,18 +174,23 @@ DASHES = ("-", "--", ":", "-.")  # by position, so that lines of one colour diff
 MAX_ACROSS = 3  # panels of federations beside each other
 
 
-def curves(comparison: Comparison | ComparisonByData, metric: str | None = None) -> "Figure":
-    """Draws the metric of every setting by round: mean of the seeds (line), and one standard deviation (band).
+def curves(comparison: Comparison | ComparisonByData, metric: str | None = None, x: style.X = "round") -> "Figure":
+    """Draws the metric of every setting by round or by simulated hours: mean of the seeds, and one standard deviation.
 
     Of several federations each has a panel. A line marks a drift of the data, a dotted one the target.
 
     Args:
         comparison: result of `jaxfl.analysis.comparison.compare` or `compare_by_data`.
         metric: entry of the histories; None draws the one that each setting is compared by.
+        x: `"round"`, or `"seconds_simulated"` for runs with a clock: the mean of the seeds at each evaluation.
+
+    Raises:
+        ValueError: a run has no clock and is to be drawn by its time.
     """
     from matplotlib.ticker import MaxNLocator
 
     parts = {"": comparison} if isinstance(comparison, Comparison) else comparison.parts
+    style.check_x(x, (run.history for part in parts.values() for line in part.lines for run in line.runs.values()))
     names = list(dict.fromkeys(line.name for part in parts.values() for line in part.lines))
     looks: dict[str, dict[str, Any]] = {
         name: {"label": style.plain(name), "color": color, "ls": DASHES[place % len(DASHES)]}
@@ -201,12 +206,13 @@ def curves(comparison: Comparison | ComparisonByData, metric: str | None = None)
     panels = figure.subplots(down, across, squeeze=False).flat
     labelled: dict[str, Any] = {}
     for (data, part), axes in zip(parts.items(), panels, strict=False):
-        _draw_curves(axes, part, metric, looks)
+        _draw_curves(axes, part, metric, looks, x)
         drawn = [metric] if metric else dict.fromkeys(line.metric for line in part.lines)
         title = " or ".join(drawn).replace("_", " ") + (f", {data}" if data else "")
         axes.set_title(style.plain(title), fontsize=10, loc="left")
-        axes.set_xlabel("round")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlabel(style.X_LABELS[x])
+        if x == "round":
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         style.light_grid(axes)
         labelled = {**dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True)), **labelled}
     for axes in panels:  # of the last row of panels
@@ -218,10 +224,15 @@ def curves(comparison: Comparison | ComparisonByData, metric: str | None = None)
     return figure
 
 
-def _draw_curves(axes: "Axes", found: Comparison, metric: str | None, looks: dict[str, dict[str, Any]]) -> None:
+def _draw_curves(
+    axes: "Axes", found: Comparison, metric: str | None, looks: dict[str, dict[str, Any]], x: style.X
+) -> None:
     """Draws a metric of every setting by round, or the one that each is compared by, with the target and the drift."""
     for line in found.lines:
         rounds, values = _values_by_round(line, line.metric if metric is None else metric)
+        if x != "round":
+            known = [{one["round"]: one[x] for one in run.history} for run in line.runs.values()]
+            rounds = [style.along(x, float(np.mean([one[round] for one in known]))) for round in rounds]
         mean, look = values.mean(0), looks[line.name]
         axes.plot(rounds, mean, lw=1.6, marker="o" if len(rounds) < 3 else "", ms=4, **look)
         if len(values) > 1:
@@ -229,7 +240,8 @@ def _draw_curves(axes: "Axes", found: Comparison, metric: str | None, looks: dic
             axes.fill_between(rounds, mean - spread, mean + spread, color=look["color"], alpha=0.15, lw=0)
     if found.target is not None and metric is None:
         axes.axhline(found.target, color="#444444", lw=1, ls=(0, (1, 3)))
-    style.mark_drift(axes, (run for line in found.lines for run in line.runs.values()))
+    if x == "round":
+        style.mark_drift(axes, (run for line in found.lines for run in line.runs.values()))
 
 
 def _values_by_round(line: Line, metric: str) -> tuple[list[int], np.ndarray]:

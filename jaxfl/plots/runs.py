@@ -40,8 +40,8 @@ class Run(Protocol):
         ...
 
 
-def convergence(result: Run | Mapping[str, Run | History]) -> "Figure":
-    """Draws accuracy, loss and number of clusters by round.
+def convergence(result: Run | Mapping[str, Run | History], x: style.X = "round") -> "Figure":
+    """Draws accuracy, loss and number of clusters by round, or by simulated hours.
 
     Accuracy, or the main metric of another task: micro (line), macro (dashes) and, for one run, the band from the 10th
     to the 90th percentile of the clients. Loss: on the test rows (line) and in training (dashes). Clusters: their
@@ -49,10 +49,11 @@ def convergence(result: Run | Mapping[str, Run | History]) -> "Figure":
 
     Args:
         result: result of a run; or several results or histories by name.
+        x: `"round"`, or `"seconds_simulated"` for runs with a clock, see `jaxfl.ClientClock`.
 
     Raises:
         TypeError: several results have no names.
-        ValueError: the mapping is empty.
+        ValueError: the mapping is empty, or a run has no clock and is to be drawn by its time.
     """
     if isinstance(result, list):
         raise TypeError("result must be of a run, or of several by name, got a list; give {name: result}.")
@@ -72,15 +73,25 @@ def convergence(result: Run | Mapping[str, Run | History]) -> "Figure":
     figure = style.figure(size)
     measured, loss, clusters = figure.subplots(1, 3)
     histories = [one if isinstance(one, History) else one.history for one in runs.values()]
+    style.check_x(x, histories)
     main = main_metric(next((one[-1] for one in histories if len(one)), {}))
     drawn = style.plain(main, style.MAX_NAME)
     for place, (name, one) in enumerate(runs.items()):
         history = one if isinstance(one, History) else one.history
         color, mark = style.line_style(place)
-        rounds = history.column("round")
+        places = [style.along(x, value) for value in history.column(x)]
 
         def draw(
-            axes: "Axes", column: str, label: str, dashes: str = "-", *, of=history, name=name, color=color, mark=mark
+            axes: "Axes",
+            column: str,
+            label: str,
+            dashes: str = "-",
+            *,
+            of=history,
+            at=places,
+            name=name,
+            color=color,
+            mark=mark,
         ) -> None:
             values = np.array([math.nan if value is None else value for value in of.column(column)], float)
             if np.isfinite(values).any():
@@ -88,11 +99,11 @@ def convergence(result: Run | Mapping[str, Run | History]) -> "Figure":
                     label = names[name] if column == f"micro_{main}" else ""
                 marker, every = mark or ("o" if len(values) < 3 else ""), -(-len(values) // MAX_MARKED)
                 look = {"color": color, "marker": marker, "ms": 4, "markevery": every}
-                axes.plot(of.column("round"), values, dashes, label=label or None, **look)
+                axes.plot(at, values, dashes, label=label or None, **look)
 
         if not several:
             low, high = (_none_as_nan(history.column(f"p{q}_{main}")) for q in (10, 90))
-            measured.fill_between(rounds, low, high, color=color, alpha=0.2, lw=0, label="10 % to 90 % of the clients")
+            measured.fill_between(places, low, high, color=color, alpha=0.2, lw=0, label="10 % to 90 % of the clients")
         draw(measured, f"micro_{main}", "micro")
         draw(measured, f"macro_{main}", "macro", "--")
         draw(loss, "loss", "test")
@@ -105,14 +116,15 @@ def convergence(result: Run | Mapping[str, Run | History]) -> "Figure":
     titles = (f"{drawn} on the clients' test rows", "loss", "number of clusters")
     if several:
         titles = (f"{drawn} (dashes: macro)", "loss (dashes: training)", "number of clusters")
-    shown = sorted({round for history in histories for round in history.column("round")})
+    shown = sorted({style.along(x, value) for history in histories for value in history.column(x)})
     for axes, title in zip((measured, loss, clusters), titles, strict=True):
-        style.mark_drift(axes, runs.values())
         axes.set_title(title, fontsize=10, loc="left")
-        axes.set_xlabel("round")
+        axes.set_xlabel(style.X_LABELS[x])
         style.light_grid(axes)
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        if len(shown) == 1:  # matplotlib would show fractions of rounds
+        if x == "round":
+            style.mark_drift(axes, runs.values())
+            axes.xaxis.get_major_locator().set_params(integer=True)
+        if x == "round" and len(shown) == 1:  # matplotlib would show fractions of rounds
             axes.set(xticks=shown, xlim=(shown[0] - 1, shown[0] + 1))
         if axes.get_legend_handles_labels()[0] and not (aside and axes is measured):
             axes.legend(fontsize=8, frameon=False)
@@ -126,6 +138,54 @@ def convergence(result: Run | Mapping[str, Run | History]) -> "Figure":
     clusters.yaxis.get_major_locator().set_params(integer=True)
     if not several:
         figure.suptitle("" if isinstance(first, History) else run_name(first), fontsize=10, x=0.01, ha="left")
+    return figure
+
+
+def participation(result: Run) -> "Figure":
+    """Draws how often clients of each quartile of speed, and of each true group, report in a round.
+
+    The picture of what a deadline or over-selection does (see `jaxfl.ClientClock`): lines that part are clients that
+    the model sees less of than of others. The dotted line is the mean over all clients.
+
+    Args:
+        result: result of a run whose policy may cut clients.
+
+    Raises:
+        ValueError: no client of the run could be cut.
+    """
+    records = [record for record in result.history if "participation_by_speed" in record]
+    if not records:
+        raise ValueError(
+            "result must be of a run that may cut clients, got one that waits for all; give ClientClock a deadline or "
+            "over_select."
+        )
+    places = [record["round"] for record in records]
+    sides: list[tuple[str, str, Sequence[str]]] = [
+        (
+            "participation_by_speed",
+            "by speed",
+            ("slowest quarter", "second quarter", "third quarter", "fastest quarter"),
+        )
+    ]
+    if "participation_by_group" in records[-1]:
+        count = len(records[-1]["participation_by_group"])
+        names = [style.plain(name, style.MAX_NAME) for name in result.data.group_names] or [*map(str, range(count))]
+        sides.append(("participation_by_group", "by true group", names[:count]))
+    figure = style.figure((5.2 * len(sides), 3.4))
+    for axes, (column, title, names) in zip(figure.subplots(1, len(sides), squeeze=False)[0], sides, strict=True):
+        for place, name in enumerate(names):
+            values = [math.nan if one[column][place] is None else one[column][place] for one in records]
+            color, mark = style.line_style(place)
+            look = {"color": color, "marker": mark or ("o" if len(places) < 3 else ""), "ms": 4}
+            axes.plot(places, values, label=name, markevery=-(-len(places) // MAX_MARKED), **look)
+        mean = [float(np.nanmean([np.nan if one is None else one for one in record[column]])) for record in records]
+        axes.plot(places, mean, ":", color="#444444", lw=1, label="mean")
+        axes.set_title(f"reports of a client in a round, {title}", fontsize=10, loc="left")
+        axes.set_xlabel("round")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_ylim(0, None)
+        style.light_grid(axes)
+        axes.legend(fontsize=8, frameon=False)
     return figure
 
 

@@ -1,6 +1,7 @@
 """Colours, labels and figures that all pictures share."""
 
 import functools
+import math
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from jaxfl import files
+from jaxfl.clock.totals import SECONDS
 from jaxfl.data.clients import FederatedData
 from jaxfl.host.text import printable
 from jaxfl.schema import checked
@@ -158,6 +160,28 @@ def class_names(data: FederatedData) -> list[str]:
     """Returns a name for every class, to be drawn; its number where it has none."""
     names = dict(enumerate(data.class_names))
     return [plain(names.get(one, str(one)), MAX_NAME) for one in range(data.num_classes)]
+
+
+X = Literal["round", "seconds_simulated"]
+X_LABELS = {"round": "round", SECONDS: "simulated hours"}  # by the entry of the history on a horizontal axis
+HOUR = 3600.0  # seconds
+
+
+def along(x: str, value: float | None) -> float:
+    """Returns the place of a record on a horizontal axis of `X_LABELS`; NaN where it has none.
+
+    >>> along("round", 5), along("seconds_simulated", 1800.0)
+    (5.0, 0.5)
+    """
+    return math.nan if value is None else value / (HOUR if x == SECONDS else 1.0)
+
+
+def check_x(x: X, histories: Iterable[Iterable[Mapping[str, Any]]]) -> None:
+    """Raises ValueError unless all histories have the entry of a horizontal axis."""
+    if x not in X_LABELS:
+        raise ValueError(f"x must be one of {', '.join(X_LABELS)}, got {x!r}; round is the default.")
+    if any(record.get(x) is None for history in histories for record in history):
+        raise ValueError(f"x must be round where a run has no clock, got {x!r}; give all runs one (clock=lognormal).")
 
 
 def mark_drift(axes: "Axes", runs: Iterable[Any]) -> None:

@@ -17,6 +17,8 @@ import optax
 
 from jaxfl import sampling
 from jaxfl.client.steps import Steps
+from jaxfl.clock import ClientClock
+from jaxfl.clock.profiles import PROFILES, is_file
 from jaxfl.cohort import Cohort, Plan, PlanChoice
 from jaxfl.data.catalog import SKEWS
 from jaxfl.data.clients import FederatedData
@@ -59,6 +61,8 @@ FORMER_NETWORK: tuple[str, dict[str, Any]] = ("mlp", {"hidden": (2048,)})
 OWNERS = ("data", "method", "model", "task", "optimizer", "server", "run")
 # What a task is built of: its numbers are constants of the programs, see `build`.
 UNTRACED = ("data", "model", "task")
+FILES_OF_RUNS = {"weights", "clock"}  # options of every run that name a file
+CLOCK_REMEDY = f"take clock={', '.join(PROFILES)}, or write the path of a csv file from the current folder"
 MAX_SHARED_BUILDS = 32  # those of the last settings, each with a task
 
 
@@ -100,8 +104,8 @@ class Settings(NamedTuple):
             flat[name] = reading.json_value(getattr(self, owner).get(option, default))
         if "task" in files:
             flat["run.task"] = user_code.run_label(flat["run.task"])
-        if "weights" in files:
-            flat["run.weights"] = files["weights"].name
+        for owner in FILES_OF_RUNS & files.keys():
+            flat[f"run.{owner}"] = files[owner].name
         return flat
 
     def as_begun(self, config: Mapping[str, Any]) -> "Settings":
@@ -132,7 +136,7 @@ class Settings(NamedTuple):
         )
 
     def files(self) -> dict[str, Path]:
-        """Returns the user's files that the run depends on: of method, model, task, data, optimisers and weights.
+        """Returns the user's files that the run depends on: of method, model, task, data, optimisers, weights, clock.
 
         Raises:
             ValueError: a file is missing.
@@ -140,7 +144,11 @@ class Settings(NamedTuple):
         names = {"method": self.method_name, "model": self.model_name, "task": self.task_name}
         names |= {"data": self.data_name, "optimizer": self.optimizer_name, "server_optimizer": self.server_name}
         found = {owner: user_code.address_file(name) for owner, name in names.items() if user_code.is_address(name)}
-        return found | ({"weights": user_code.existing_file(self.run["weights"])} if self.run.get("weights") else {})
+        if self.run.get("weights"):
+            found["weights"] = user_code.existing_file(self.run["weights"])
+        if self.run.get("clock") is not None and is_file(self.run["clock"]):
+            found["clock"] = user_code.existing_file(self.run["clock"], CLOCK_REMEDY)
+        return found
 
 
 def applicable_options(
@@ -546,6 +554,15 @@ def sampler(settings: Settings) -> sampling.Sampler:
 def _available(pattern: sampling.Pattern, period: float) -> sampling.Sampler:
     """Returns the sampler of available clients: the same one for equal settings, whose programs are shared."""
     return sampling.availability(pattern, period=period)
+
+
+def clock(settings: Settings) -> ClientClock | None:
+    """Returns the clock of the settings, None without one.
+
+    Raises:
+        ValueError: a number is out of range, or needs a clock.
+    """
+    return run_options.client_clock(settings.run)
 
 
 def finetune(settings: Settings) -> FineTune | None:

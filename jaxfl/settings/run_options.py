@@ -6,6 +6,8 @@ from typing import Any, Literal
 import jax.numpy as jnp
 
 from jaxfl import sampling
+from jaxfl.clock import ClientClock
+from jaxfl.clock.policies import Late
 from jaxfl.models.precision import Compute
 from jaxfl.schema import Option, is_known
 from jaxfl.settings import wire_options
@@ -93,6 +95,27 @@ def check_local_steps(steps: int | None, method: str, given: Mapping[str, Any], 
             f"local_steps takes the place of local_epochs, got {steps} and local_epochs={given['local_epochs']}; leave "
             "one out."
         )
+
+
+def client_clock(run: Mapping[str, Any]) -> ClientClock | None:
+    """Returns the clock of a run's options; None without one.
+
+    Raises:
+        ValueError: a number is out of range, or needs a clock.
+
+    >>> client_clock({"clock": "tiers", "clock_by": "group", "deadline": "p80"}).by
+    'group'
+    """
+    names = {"clock_sigma": "sigma", "clock_by": "by"} | {name: name for name in CUTS}
+    if run.get("clock") is None:
+        for name, field in names.items():
+            if run.get(name, usual := getattr(ClientClock, field)) != usual:
+                raise ValueError(f"{name} needs a clock, got {run[name]} without it; add --set clock=lognormal.")
+        return None
+    return ClientClock(run["clock"], **{field: run[name] for name, field in names.items() if name in run})
+
+
+CUTS = ("over_select", "deadline", "late", "min_reports")  # options of `ClientClock` under their own names
 
 
 # `dropouts`, `sampler` and `availability` are of sampling, see `jaxfl.sampling`; for `finetune` see `jaxfl.FineTune`.
@@ -236,6 +259,31 @@ RUN = (
         "layer that is the network's head, by name, which personalised methods keep or train alone; none is the layer "
         "that the network creates last",
     ),
+    Option(
+        "clock",
+        None,
+        str | None,
+        "equal, lognormal, tiers, or FILE.csv: the clients' devices, by which a run has simulated seconds, see "
+        "jaxfl.clock; none has no clock",
+    ),
+    Option("clock_sigma", 1.0, float, "spread of the devices with clock=lognormal"),
+    Option("clock_by", None, Literal["group"] | None, "group: with clock=tiers, each true group has a tier in turn"),
+    Option(
+        "over_select",
+        1.0,
+        float,
+        "clients that are asked in a round, as a multiple of the cohort: the first to report are aggregated; needs a "
+        "clock",
+    ),
+    Option(
+        "deadline",
+        None,
+        float | str | None,
+        "simulated seconds after which a round ends, or p80, when 80 percent of the clients have reported; none waits "
+        "for all",
+    ),
+    Option("late", "drop", Late, "whether clients behind the deadline are dropped, or send the whole steps that fit"),
+    Option("min_reports", 1, int, "fewest clients of a round, for which it waits beyond the deadline"),
     Option("weights", None, str | None, "FILE.safetensors with the initial model, see jaxfl.start_from"),
     *wire_options.OPTIONS,
 )

@@ -40,6 +40,8 @@ SWITCHES = (
     Switch(("finetune",), "none", ("finetune_batch_size", "finetune_pull", "finetune_layers")),
     Switch(("noise", "epsilon"), "none", ("delta", "denominator", "floor", "accounting")),
     Switch(("compress",), "none", ("error_feedback",)),
+    Switch(("clock",), "none", ("clock_sigma", "clock_by", "over_select", "deadline", "late", "min_reports")),
+    Switch(("deadline",), "none", ("late", "min_reports")),
 )
 
 
@@ -54,10 +56,16 @@ def availability_options(pattern: str) -> tuple[str, ...]:
     return ("availability_period",) if pattern == "diurnal" else ()
 
 
+def clock_options(profile: str) -> tuple[str, ...]:
+    """Returns the options that not all clocks have, of one of them."""
+    return {"lognormal": ("clock_sigma",), "tiers": ("clock_by",)}.get(profile, ())
+
+
 # What is chosen by name: all options that some choices have, and those of one.
 CHOICES: dict[str, tuple[tuple[str, ...], Callable[[str], tuple[str, ...]]]] = {
     "attack": (("attack_scale", "attack_target"), attack_options),
     "availability": (("availability_period",), availability_options),
+    "clock": (("clock_sigma", "clock_by"), clock_options),
 }
 
 

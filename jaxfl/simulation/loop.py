@@ -154,7 +154,9 @@ class RunState:
         if self.diverged is not None:
             return self.diverged
         spec, of_seed, progress, clock = self._spec, self._of_seed, self._progress, self._clock
-        prepared, seeds = spec.prepared, len(spec.seeds)
+        prepared, seeds, times = spec.prepared, len(spec.seeds), progress.times(self._data)
+        late = "" if times is None or spec.policy is None else times.sentence(spec.policy.deadline)
+        short = shortfall_of(prepared.method, state, self._data.at(progress.done), progress.tally, prepared.size)
         evaluation = self._evaluation or clock.evaluate(self._evaluate, self._key, state)  # resumed at its end
         if self._evaluation is None:
             progress.restore_clusters(evaluation)
@@ -184,11 +186,14 @@ class RunState:
             eval_clients=of_seed.data.num_clients if of_seed.sample is None else len(of_seed.sample),
             resident=not prepared.host_data,
             resident_state=not prepared.host_state,
-            shortfall=shortfall_of(prepared.method, state, self._data.at(progress.done), progress.tally, prepared.size),
+            shortfall=" ".join(filter(None, (short, late))),
+            **({} if times is None else times.record()),
         )
-        data = dataclasses.replace(self._data.at(progress.done), client_names=of_seed.client_names, filled=0.0)
-        drifting = None if self._data.drift is None else self._data
-        return Result(state, progress.history, evaluation, data, summary, prepared.method, drifting)
+        names = {"client_names": of_seed.client_names, "speeds": None, "filled": 0.0}
+        data = dataclasses.replace(self._data.at(progress.done), **names)
+        drifting = None if self._data.drift is None else dataclasses.replace(self._data, speeds=None)
+        columns = None if times is None else times.columns()
+        return Result(state, progress.history, evaluation, data, summary, prepared.method, drifting, columns)
 
     def _event(self, record: dict[str, Any] | None, state: Any, *, whole: bool) -> Event:
         """Returns the event of some rounds for callbacks."""
@@ -361,14 +366,14 @@ def _program(spec: RunSpec, data: Sequence[FederatedData]) -> Rounds:
     """Returns the compiled rounds of one seed, or of several."""
     prepared, sampler = spec.prepared, spec.sampler
     if len(spec.seeds) > 1:
-        return LaneRounds(prepared, [one.seed for one in spec.seeds], data, sampler)
+        return LaneRounds(prepared, [one.seed for one in spec.seeds], data, sampler, spec.policy)
     of_seed = spec.seeds[0]
     key = jax.random.key(of_seed.seed)
     if not (prepared.host_data or prepared.host_state):
-        return Rounds(prepared, key, data[0], sampler)
+        return Rounds(prepared, key, data[0], sampler, policy=spec.policy)
     rounds, cut = spec.schedule.rounds, prepared.host_data
     stream = RowStream(data[0], key, prepared.size, prepared.plan, sampler, rounds, cut=cut)
     if prepared.host_state:
         folder = None if of_seed.directory is None else of_seed.directory.path
-        return HostRounds(prepared, key, sampler, stream, folder)
-    return Rounds(prepared, key, stream.blank, sampler, stream)
+        return HostRounds(prepared, key, sampler, stream, folder, spec.policy)
+    return Rounds(prepared, key, stream.blank, sampler, stream, spec.policy)

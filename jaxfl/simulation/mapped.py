@@ -212,9 +212,9 @@ def mapped_rounds(make: Callable[[Any], Method], size: int, rounds: int, sampler
 
         def step(state: Any, _: None) -> tuple[Any, tuple[Array, Array, Array]]:
             round = state.round
-            state, cohort, info = program.one_round(method, key, state, data, size, plan, sampler)
-            updates = (cohort.mask & (data.at(round).train.size[cohort.ids] > 0)).sum(dtype=jnp.int32)
-            return state, (info.overflow, info.diverged, updates)
+            state, row = program.one_round(method, key, state, data, size, plan, sampler)
+            updates = (row.mask & (data.at(round).train.size[row.ids] > 0)).sum(dtype=jnp.int32)
+            return state, (row.info.overflow, row.info.diverged, updates)
 
         state, counts = jax.lax.scan(step, method.init(key, data.at(0)), None, length=rounds)
         return state, *counts

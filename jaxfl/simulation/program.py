@@ -23,6 +23,8 @@ import numpy as np
 
 from jaxfl import engine, sampling, tree
 from jaxfl.client.fast import coordinates
+from jaxfl.clock.policies import Policy
+from jaxfl.clock.rounds import RoundTimes, timed_round
 from jaxfl.cohort import Cohort, Plan, default_mesh
 from jaxfl.data.clients import FederatedData
 from jaxfl.host.operating_system import peak_memory, return_freed_memory
@@ -124,6 +126,7 @@ class RoundLog(NamedTuple):
     ids: Array  # [R, C]
     mask: Array  # [R, C] bool, False for clients that did not take part
     info: Info  # [R, ...]
+    times: RoundTimes | None = None  # [R, ...] of a run with a clock
 
 
 class Advance(NamedTuple):
@@ -281,6 +284,7 @@ def compile_rounds(
     sampler: Sampler = sampling.uniform,
     cohort: Cohort | None = None,
     lanes: Lanes | None = None,
+    policy: Policy | None = None,
     beside: Callable[[], None] | None = None,
 ) -> Callable[..., tuple[Any, RoundLog, Array, Array]]:
     """Compiles `(key, state, data, count) -> (state, log, done, overflow)`, which advances up to `count` rounds.
@@ -299,12 +303,13 @@ def compile_rounds(
         cohort: the shapes of one for each round `[limit, C]`, which the program takes as its last argument; None draws
             them.
         lanes: of several seeds, whose keys and states are stacked; None is one.
+        policy: of a run with a clock, whose data have the clients' devices; None has no clock.
         beside: called while XLA compiles, which leaves Python to others.
 
     Raises:
         MemoryError: the program needs more memory than the device has left.
     """
-    lowered, given = lower(method, key, state, data, size, plan, limit, sampler, cohort, lanes)
+    lowered, given = lower(method, key, state, data, size, plan, limit, sampler, cohort, lanes, policy)
     with ThreadPoolExecutor(1, "jaxfl-compile") as pool:
         compiling = pool.submit(lowered.compile)
         for one in (beside, _work_beside.get()):
@@ -345,12 +350,13 @@ def lower(
     sampler: Sampler,
     cohort: Cohort | None = None,
     lanes: Lanes | None = None,
+    policy: Policy | None = None,
 ) -> tuple[Any, tuple]:
     """Returns the rounds of `compile_rounds`, traced and lowered, and what they take before their arguments.
 
     The decisions of their first tracing are reported again.
     """
-    program = _rounds(method, size, plan, limit, sampler, lanes, shapes_of(key, state, data, cohort))
+    program = _rounds(method, size, plan, limit, sampler, lanes, policy, shapes_of(key, state, data, cohort))
     where = plan if lanes is None else lanes
     if where.mesh is not None:
         state, cohort = jax.tree.map(
@@ -386,8 +392,9 @@ def one_round(
     plan: Plan,
     sampler: Sampler = sampling.uniform,
     cohort: Cohort | None = None,
-) -> tuple[Any, Cohort, Info]:
-    """Returns the state after a round, the cohort, and the method's info on the round; traceable.
+    policy: Policy | None = None,
+) -> tuple[Any, RoundLog]:
+    """Returns the state after a round and the log of the round; traceable.
 
     Args:
         method: the method.
@@ -398,19 +405,31 @@ def one_round(
         plan: chunk and devices.
         sampler: draws the cohort.
         cohort: one that was drawn before; None draws it.
+        policy: of a run with a clock; None has no clock.
     """
     data = data.at(state.round)
     if cohort is None:
         cohort = draw_ordered_cohort(sampler, key, state.round, data, size, plan)
-    state, info = default_mesh(plan.mesh)(attacked(method))(key, state, data, cohort)
-    return state, cohort, info
+    train, times = default_mesh(plan.mesh)(attacked(method)), None
+    if policy is None:
+        state, info = train(key, state, data, cohort)
+    else:
+        state, cohort, info, times = timed_round(method, train, policy, key, state, data, cohort)
+    return state, RoundLog(cohort.ids, cohort.mask, info, times)
 
 
 @cached_program(engine.jit, donate=[1])
 def _rounds(
-    method: Method, size: int, plan: Plan, limit: int, sampler: Sampler, lanes: Lanes | None, shapes: Any
+    method: Method,
+    size: int,
+    plan: Plan,
+    limit: int,
+    sampler: Sampler,
+    lanes: Lanes | None,
+    policy: Policy | None,
+    shapes: Any,
 ) -> Callable[..., tuple]:
-    train = functools.partial(one_round, method, size=size, plan=plan, sampler=sampler)
+    train = functools.partial(one_round, method, size=size, plan=plan, sampler=sampler, policy=policy)
     train = jax.jit(train, inline=True)  # which traces it once, for its shapes and for the loop
 
     def advance(
@@ -419,9 +438,8 @@ def _rounds(
         def cohort_at(place: Any) -> Cohort | None:
             return None if given is None else tree.take(given, place)
 
-        _, cohort, info = jax.eval_shape(train, key, state, data, cohort=cohort_at(0))
-        _check_info(info, cohort.ids.shape)
-        row = RoundLog(cohort.ids, cohort.mask, info)
+        _, row = jax.eval_shape(train, key, state, data, cohort=cohort_at(0))
+        _check_info(row.info, row.ids.shape)
         log = jax.tree.map(lambda leaf: jnp.zeros((limit, *leaf.shape), leaf.dtype), row)
 
         def go(carry: tuple) -> Array:
@@ -430,12 +448,13 @@ def _rounds(
 
         def body(carry: tuple) -> tuple:
             state, log, done, _ = carry
-            new, cohort, info = train(key, state, data, cohort=cohort_at(done))
+            new, row = train(key, state, data, cohort=cohort_at(done))
+            info = row.info
             if lanes is not None and method.grow is not None:  # all stop where one has to grow
                 info = info._replace(overflow=lanes.most(info.overflow))
             if method.grow is not None:  # a round that ran out of slots has not happened
                 new = jax.tree.map(lambda old, new: jnp.where(info.overflow > 0, old, new), state, new)
-            row = RoundLog(cohort.ids, cohort.mask, info)
+            row = row._replace(info=info)
             log = jax.tree.map(lambda rows, row: rows.at[done].set(row), log, row)
             overflow = info.overflow.astype(jnp.int32)
             return new, log, done + (overflow == 0).astype(done.dtype), overflow

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from jaxfl import tree
+from jaxfl.clock.totals import ClockTotals
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.conditions import UNSCALED
 from jaxfl.methods.base import Method, Participation, slots_of, takes_part
@@ -53,6 +54,7 @@ class RoundTotals:
         updates: sent by clients with training rows, from the start.
         lost: the last of them, of the rounds at the end in which not one was finite.
         seen: clients that have taken part, as bits in hexadecimal; empty at the start, and where it is not known.
+        clock: the totals of a run with a clock, see `ClockTotals.saved`; empty at the start, and without a clock.
 
     Raises:
         ValueError: they are not.
@@ -64,8 +66,9 @@ class RoundTotals:
         self.updates, self.lost, self.seen = 0, 0, ""
         self.num_clusters, self.last_loss = 0, math.nan
         self.extra: dict[str, Any] = {}  # the method's own numbers, of the last round
+        self.clock: dict[str, Any] = {}
         for name, value in saved.items():
-            wanted = {"extra": dict, "seen": str}.get(name, (int, float))
+            wanted = {"extra": dict, "clock": dict, "seen": str}.get(name, (int, float))
             right = isinstance(value, wanted) and (name != "seen" or re.fullmatch("([0-9a-f]{2})*", value))
             if name not in vars(self) or not right:
                 raise ValueError(f"{name}={value!r} is nothing that is added up over rounds")
@@ -105,6 +108,8 @@ class RoundTotals:
         self.diverged_in_all += int(log.info.diverged.sum())
         self.bytes_up += float(log.info.bytes_up.sum(dtype=np.float64))
         self.bytes_down += float(log.info.bytes_down.sum(dtype=np.float64))
+        if log.times is not None and log.times.bytes_down is not None:  # of clients that were cut
+            self.bytes_down += float(log.times.bytes_down.sum(dtype=np.float64))
         self.num_clusters = int(log.info.num_clusters[-1])
         self.extra = {name: leaf[-1].item() for name, leaf in log.info.extra.items() if leaf.ndim == 1}
         if vectors:
@@ -323,6 +328,7 @@ class Progress:
             path = self._start.path if self._start else ""
             raise ValueError(f"{path} is not the checkpoint of a run ({error}); choose another directory.") from error
         self.round_seconds: list[float] = []
+        self._times: ClockTotals | None = None
         self._kept_in: set[Path] = set()
         self.saved = self._resumed_at = self.done
 
@@ -374,6 +380,16 @@ class Progress:
         self.tally.add(made.log, made.count, data, made.seconds, vectors=vectors)
         self.done += made.count
         self.round_seconds.append(made.round_seconds)
+        if made.log.times is not None:
+            log = jax.tree.map(lambda leaf: np.asarray(leaf)[: made.count], made.log._replace(info=()))
+            self._times = self.times(data) or ClockTotals(data, {})
+            self._times.add(log.times, log.ids, log.mask)
+
+    def times(self, data: FederatedData) -> ClockTotals | None:
+        """Returns the totals of a run with a clock; None without one, and before the first round."""
+        if self._times is None and self.tally.clock:
+            self._times = ClockTotals(data, self.tally.clock)
+        return self._times
 
     def check(
         self, evaluation: Evaluation, data: FederatedData, rounds: int, state: Params, noise: float | None = None
@@ -420,6 +436,7 @@ class Progress:
             OSError: it cannot be written; the message says what is kept.
         """
         record = self.tally.record(self.done, evaluation, self.median_round_seconds)
+        record |= {} if self._times is None else self._times.record()
         with self._name_disk_errors():
             self.history.append(record, evaluation.cluster)
         self.history.note_clients(self.done, history_columns(evaluation))
@@ -508,6 +525,8 @@ class Progress:
 
     def _header(self) -> dict[str, Any]:
         """Returns the header of a checkpoint."""
+        if self._times is not None:
+            self.tally.clock = self._times.saved()
         return {"identity": self._identity, "round": self.done, "tally": vars(self.tally), "records": len(self.history)}
 
     @contextlib.contextmanager

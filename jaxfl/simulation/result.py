@@ -373,11 +373,12 @@ class TrainedRun:
         and `absent` those that have left or are yet to arrive, if there are any. `group` is empty where groups are
         unknown, `cluster` is the slot of the model that the client is served, -1 for none, and what was not tested is
         NaN. Of classification the metrics are `accuracy` and `f1`. With `finetune` there is `finetuned_accuracy`, or
-        what the main metric is, too.
+        what the main metric is, too. The result of a run with a clock has `busy_seconds`, in which the client has
+        worked and sent, its `reports`, and where clients may be cut, its `cuts`.
         """
         import pandas
 
-        return pandas.DataFrame(client_columns(self.data, self.evaluation))
+        return pandas.DataFrame(client_columns(self.data, self.evaluation, getattr(self, "times", None)))
 
 
 class _ResultFields(NamedTuple):
@@ -388,6 +389,7 @@ class _ResultFields(NamedTuple):
     summary: dict[str, Any]
     method: Method | None = None
     drifting: FederatedData | None = None
+    times: Mapping[str, np.ndarray] | None = None
 
 
 class Result(_ResultFields, TrainedRun):
@@ -401,6 +403,7 @@ class Result(_ResultFields, TrainedRun):
         summary: one flat dictionary, ready for JSON: what ran, the last metrics, the times, the versions.
         method: that has run.
         drifting: of data that drift, the federation with its drift; `began` is as it was in the first round.
+        times: of a run with a clock, `busy_seconds`, `reports` and `cuts` of each client `[N]`; otherwise None.
     """
 
     __slots__ = ()
@@ -427,7 +430,9 @@ class Result(_ResultFields, TrainedRun):
         return f"Result({self.data.name!r}, {numbers_phrase(self.summary, names)})"
 
 
-def client_columns(data: FederatedData, found: Evaluation) -> dict[str, Sequence[Any] | np.ndarray]:
+def client_columns(
+    data: FederatedData, found: Evaluation, times: Mapping[str, np.ndarray] | None = None
+) -> dict[str, Sequence[Any] | np.ndarray]:
     """Returns the columns of `TrainedRun.clients`, by name."""
     group = [""] * data.num_clients
     if data.group is not None:
@@ -446,7 +451,7 @@ def client_columns(data: FederatedData, found: Evaluation) -> dict[str, Sequence
     }
     if found.finetuned is not None:
         columns[f"finetuned_{found.main}"] = found.finetuned.values[found.main]
-    return columns
+    return columns | dict(times or {})
 
 
 def _absence_columns(data: FederatedData) -> dict[str, np.ndarray]:

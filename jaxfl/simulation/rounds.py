@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxfl import engine, tree
 from jaxfl.client.fast import coordinates
+from jaxfl.clock.policies import Policy
 from jaxfl.cohort import Plan, default_mesh
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Grow, Method, doubled, keep_clusters, slots_of
@@ -113,6 +114,7 @@ class Rounds:
         data: the federation, on the device; of a stream, its blank window.
         sampler: draws the cohorts.
         stream: has every round's rows and cohort, where they are not on the device.
+        policy: of a run with a clock; None without one.
 
     Attributes:
         compile_seconds: what getting ready has taken so far: compilations, and the first state.
@@ -121,8 +123,15 @@ class Rounds:
     """
 
     def __init__(
-        self, prepared: Prepared, key: Key, data: FederatedData, sampler: Sampler, stream: RowStream | None = None
+        self,
+        prepared: Prepared,
+        key: Key,
+        data: FederatedData,
+        sampler: Sampler,
+        stream: RowStream | None = None,
+        policy: Policy | None = None,
     ):
+        self._policy = policy
         self.compile_seconds, self.factored, self._stream = 0.0, "", stream
         self.round_seconds: float | None = None
         self._prepared, self._method, self._plan = prepared, prepared.method, prepared.plan
@@ -244,6 +253,7 @@ class Rounds:
                 sampler=self._sampler,
                 cohort=None if self._stream is None else self._stream.cohorts,
                 lanes=self._lanes,
+                policy=self._policy,
                 beside=beside,
             )
         self.factored = coordinates.phrase(decisions)
@@ -287,10 +297,19 @@ class HostRounds(Rounds):
         sampler: draws the cohorts.
         stream: has every round's data and cohort.
         folder: of the file of rows; None makes a temporary one.
+        policy: of a run with a clock; None without one.
     """
 
-    def __init__(self, prepared: Prepared, key: Key, sampler: Sampler, stream: RowStream, folder: Path | None):
-        super().__init__(prepared, key, stream.blank, sampler, stream)
+    def __init__(
+        self,
+        prepared: Prepared,
+        key: Key,
+        sampler: Sampler,
+        stream: RowStream,
+        folder: Path | None,
+        policy: Policy | None = None,
+    ):
+        super().__init__(prepared, key, stream.blank, sampler, stream, policy)
         self._field, self._folder, self._cohorts = str(prepared.method.per_client), folder, stream
         self._ahead: dict[int, Future[Params]] = {}  # of the next round: its rows, read before this one was written
         self._last: ResidentRows | None = None  # what the last round made, on the host

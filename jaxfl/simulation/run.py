@@ -6,7 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, overload
 
+import jax
+
 from jaxfl import sampling
+from jaxfl.clock import ClientClock
+from jaxfl.clock.policies import asked_clients
 from jaxfl.cohort import DevicesChoice, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method
@@ -53,6 +57,7 @@ def run(
     seed: int | None = None,
     seeds: Sequence[int] | None = None,
     sampler: Sampler = sampling.uniform,
+    clock: ClientClock | None = None,
     eval_every: int | None = None,
     test_rows: int | None = None,
     eval_clients: int | None = None,
@@ -93,6 +98,9 @@ def run(
             a round are then the seed's share.
         sampler: draws the cohorts, see `jaxfl.sampling`: `poisson()`, `dropouts(...)`, `availability(...)`, or your
             own, which is identified by its `__name__`.
+        clock: gives each client a device, and rounds simulated seconds, see `jaxfl.ClientClock`: `seconds_simulated` in
+            the records, from the start of the run. Its policy may ask more clients than the cohort, or end rounds
+            before all have reported. None has no clock.
         eval_every: rounds between evaluations; None is a tenth of all, rounded down, or 1. The last round is always
             evaluated.
         test_rows: the most test rows of a client in the evaluations before the last round, evenly spaced; the last
@@ -192,6 +200,9 @@ def run(
     for federation in federations:
         method.check(federation, size)
     sampler, places = cohorts_of(private_sampler(method, sampler), cohort, first)
+    policy = None if clock is None else clock.policy._replace(cohort=size)
+    if policy is not None and not policy.waits_for_all:
+        places = asked_clients(policy, method, sampler, places, cohort_size(1.0, first))
     prepared = Prepared.of(method, first, places, plan=plan, devices=devices, resident=resident, seeds=len(numbers))
     folders = [folder for folder in map(folder_of, numbers) if resume and folder is not None]
     prepared, privacy = private_run(prepared, sampler, size, first, rounds=schedule.rounds, folders=folders)
@@ -208,12 +219,16 @@ def run(
         identity |= {RECORDS_VECTORS: True} if record_vectors else {}
         identity |= {"test_sets": list(set_names)} if set_names else {}
         identity |= {} if privacy is None else {PRIVACY: privacy.identity()}
+        identity |= {} if clock is None else {"clock": clock.identity()}
         directory = directory_at(folder_of(number), resume=resume)
         sets = make_test_sets(federation, set_names, method)
-        return SeedSpec(number, federation.in_programs(), federation.client_names, sample, directory, identity, sets)
+        known = federation if clock is None else clock.attach(federation, jax.random.key(number))
+        return SeedSpec(number, known.in_programs(), federation.client_names, sample, directory, identity, sets)
 
     each = tuple(of_seed(*one) for one in zip(numbers, federations, strict=True))
-    spec = RunSpec(prepared, size, each, schedule, sampler, finetune, callbacks, resume, several, began, privacy)
+    spec = RunSpec(
+        prepared, size, each, schedule, sampler, finetune, callbacks, resume, several, began, privacy, policy
+    )
     identities = [one.identity for one in each]
     processes.check_same([identities, schedule, devices, prepared.host_data, checkpoint_dir is None, resume])
     with exit_callbacks(callbacks):

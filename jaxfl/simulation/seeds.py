@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl import tree
+from jaxfl.clock.policies import Policy
 from jaxfl.cohort import Plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Grow, doubled
@@ -28,9 +29,17 @@ class LaneRounds(Rounds):
         seeds: of the runs.
         data: of each; arrays that are the same object in all of them are shared.
         sampler: draws the cohorts.
+        policy: of runs with a clock; None without one.
     """
 
-    def __init__(self, prepared: Prepared, seeds: Sequence[int], data: Sequence[FederatedData], sampler: Sampler):
+    def __init__(
+        self,
+        prepared: Prepared,
+        seeds: Sequence[int],
+        data: Sequence[FederatedData],
+        sampler: Sampler,
+        policy: Policy | None = None,
+    ):
         arrays = list(zip(*map(jax.tree.leaves, data), strict=True))
         own = [any(leaf is not leaves[0] for leaf in leaves) for leaves in arrays]
         lanes = lanes_of(prepared.plan, len(seeds), own)
@@ -43,7 +52,8 @@ class LaneRounds(Rounds):
             for leaves, apart in zip(arrays, own, strict=True)
         ]
         together = jax.tree.unflatten(jax.tree.structure(data[0]), placed)
-        super().__init__(prepared._replace(plan=prepared.lane), self._dealt(self._keys), together, sampler)
+        alone = prepared._replace(plan=prepared.lane)
+        super().__init__(alone, self._dealt(self._keys), together, sampler, policy=policy)
         self._lanes = lanes
 
     def parts(self, state: Any, made: Advance) -> Iterator[tuple[Any, Advance]]:

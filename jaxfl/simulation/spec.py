@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxfl.clock.policies import Policy
 from jaxfl.data.clients import FederatedData, replace_field
 from jaxfl.sampling import Sampler, cohort_size
 from jaxfl.schema import MAKERS
@@ -46,6 +47,7 @@ class RunSpec(NamedTuple):
         several: whether several seeds were given, even if there is one of them.
         began: when the runs were started, by `time.perf_counter`.
         privacy: of a method with noise; None of others.
+        policy: of a run with a clock; None without one.
     """
 
     prepared: Prepared
@@ -59,6 +61,7 @@ class RunSpec(NamedTuple):
     several: bool
     began: float
     privacy: RunPrivacy | None = None
+    policy: Policy | None = None
 
 
 def federation_per_seed(data: FederatedData | Sequence[FederatedData], seeds: int) -> list[FederatedData]:

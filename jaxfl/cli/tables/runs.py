@@ -104,12 +104,13 @@ RESULT_COLUMNS = {
     "Wasserstein": ("wasserstein_silhouette", 1, "{:z.3f}"),
     "diverged": ("diverged", 1, "{:g}"),
     "epsilon": ("epsilon", 1, "{:.2f}"),
+    "hours": ("seconds_simulated", 1 / 3600, "{:.3g}"),
     "rounds/s": ("seconds_per_round", -1, "{:.3g}"),
     "compile": ("compile_seconds", 1, "{:.1f} s"),
     "memory": ("peak_bytes", 1e-6, "{:.0f} MB"),
 }
 COHESION_COLUMNS = ("silhouette", "Davies-Bouldin", "Wasserstein")  # of data without true groups
-OPTIONAL_COLUMNS = ("tuned", "validation", "attack success", *COHESION_COLUMNS, "diverged", "epsilon")
+OPTIONAL_COLUMNS = ("tuned", "validation", "attack success", *COHESION_COLUMNS, "diverged", "epsilon", "hours")
 
 
 def results_table(
