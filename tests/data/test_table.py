@@ -357,6 +357,7 @@ def test_a_target_of_few_whole_numbers_is_told_once_and_not_where_its_kind_is_gi
         ("who", "ann", " ann"),
         ("who", "ann", "Ann"),
         ("who", "J\u00f6", "Jo\u0308"),
+        ("colour", "caf\u00e9", "cafe\u0301"),  # a feature, of which two columns come
     ],
 )
 def test_names_that_look_alike_are_told(tmp_path, column, one, other):

@@ -372,6 +372,7 @@ def _category_codes(path: Path, name: str, values: np.ndarray, *, fills: bool) -
     codes = np.full(len(values), -1)
     if not gaps.all():
         texts = _text_column(path, name, values[~gaps], ", or set missing=most-frequent")
+        checks.warn_alike_texts(f"{path}: {name}", texts)
         codes[~gaps] = np.unique(texts, return_inverse=True)[1]
     return codes
 
