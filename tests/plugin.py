@@ -48,6 +48,17 @@ gc.set_threshold(100_000, 50, 1000)
 
 def pytest_addoption(parser):
     parser.addoption("--week", help="whose turn it is of the rotating tests, as 2026-W31; this week by default")
+    parser.addoption(
+        "--part", type=one_part, default=(1, 1), help="one part of the tests, as 2/3; those of a method stay together"
+    )
+
+
+def one_part(text):
+    number, _, count = text.partition("/")
+    number, count = int(number), int(count)
+    if not 1 <= number <= count:
+        raise ValueError
+    return number, count
 
 
 def pytest_cmdline_main(config):
@@ -72,7 +83,8 @@ def pytest_configure(config):
         "markers",
         "rotating(name, weeks=8): one case in eight, or one, runs by default, another each week (--week), the rest is "
         "slow; with the name of an argument, cases that have the same value of it run together; with 'function', for "
-        "a file, its functions are the cases, but for those that have a mark of their own",
+        "a file, its functions are the cases, but for those that have a mark of their own, and the file runs in every "
+        "second week",
     )
     config.addinivalue_line(
         "markers",
@@ -95,7 +107,8 @@ def pytest_configure(config):
 
 
 def pytest_report_header(config):
-    return f"rotating tests: --week {config.option.week}"
+    number, count = config.option.part
+    return f"rotating tests: --week {config.option.week}" + (f", --part {number}/{count}" if count > 1 else "")
 
 
 def _count(event, seconds, **_):
@@ -123,34 +136,54 @@ def pytest_collection_finish():
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is applied
 def pytest_collection_modifyitems(config, items):
-    """Puts the longest tests first and those that are compiled quickly last, and says which rotating ones are slow."""
+    """Puts the longest tests first and those that are compiled quickly last, and says which ones are slow, or left out."""
     items.sort(key=lambda item: (item.path.stem not in _FIRST, _quick(item)))
+    week = config.option.week
     rotating = {}  # by function, or file, its cases or groups of them, in their order, and their tests
     for item in items:
         if mark := item.get_closest_marker("rotating"):
+            every = 2 if any(mark.args == ("function",) for mark in item.iter_markers("rotating")) else 1
+            if turn(week, item.path.stem, every):
+                item.add_marker("slow")
             by = mark.args[0] if mark.args else None
             name = item.path.stem if by == "function" else item.originalname
             params = item.callspec.params if hasattr(item, "callspec") else {}
             case = item.originalname if by == "function" else str(params[by]) if by else item.name
             period = mark.kwargs.get("weeks", PERIOD)
-            rotating.setdefault((item.path, name, period), {}).setdefault(case, []).append(item)
+            rotating.setdefault((item.path, name, period, every), {}).setdefault(case, []).append(item)
         elif isinstance(item, pytest.DoctestItem) and item.nodeid.startswith(_EXAMPLES):
-            rotating.setdefault((_EXAMPLES, "examples", 8), {}).setdefault(item.path, []).append(item)
-    for (_, name, period), cases in rotating.items():
+            rotating.setdefault((_EXAMPLES, "examples", 8, 1), {}).setdefault(item.path, []).append(item)
+    for (_, name, period, every), cases in rotating.items():
         period = min(period, len(cases))
         for number, tests in enumerate(cases.values()):
-            if number % period != turn(config.option.week, name, period):
+            if number % period != turn(week, name, period, every):
                 for item in tests:
                     item.add_marker("slow")
+    number, count = config.option.part
+    parts = [[], []]
+    for item in items:
+        parts[part_of(item, count) == number].append(item)
+    config.hook.pytest_deselected(items=parts[False])
+    items[:] = parts[True]
 
 
 PERIOD = 8  # weeks in which each case of a rotating test has had its turn
 
 
-def turn(week, name, period=PERIOD):
-    """Returns which of a function's cases runs in a week, modulo the period: not of all functions the first."""
+def turn(week, name, period=PERIOD, every=1):
+    """Returns which of a function's cases runs in a week, modulo the period: not of all functions the first.
+
+    Of a file that runs in every second week, another one each time.
+    """
     day = datetime.date.fromisoformat(f"{week}-1").toordinal()
-    return (day // 7 + zlib.crc32(name.encode())) % period
+    return (day // 7 // every + zlib.crc32(name.encode())) % period
+
+
+def part_of(item, count):
+    """Returns the part of a test, which those of the same method, or function, in its file share: they share programs."""
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    kin = f"{item.path.name} {params.get('name', getattr(item, 'originalname', ''))}"
+    return zlib.crc32(kin.encode()) % count + 1
 
 
 def _quick(item):
