@@ -136,7 +136,7 @@ def pytest_collection_finish():
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is applied
 def pytest_collection_modifyitems(config, items):
-    """Puts the longest tests first and those that are compiled quickly last, and says which ones are slow, or left out."""
+    """Puts the longest tests first and those that are compiled quickly last, and says which are slow, or left out."""
     items.sort(key=lambda item: (item.path.stem not in _FIRST, _quick(item)))
     week = config.option.week
     rotating = {}  # by function, or file, its cases or groups of them, in their order, and their tests
@@ -180,7 +180,7 @@ def turn(week, name, period=PERIOD, every=1):
 
 
 def part_of(item, count):
-    """Returns the part of a test, which those of the same method, or function, in its file share: they share programs."""
+    """Returns the part of a test: that of all of its method, or function, in its file, which share programs."""
     params = item.callspec.params if hasattr(item, "callspec") else {}
     kin = f"{item.path.name} {params.get('name', getattr(item, 'originalname', ''))}"
     return zlib.crc32(kin.encode()) % count + 1
