@@ -90,7 +90,7 @@ def trace(one, rows, callbacks=(), tools=None):
     (sampler, size), plan = cohorts_of(tools.sampler, one.cohort, rows), data.Plan()
     cohort = jax.eval_shape(lambda state: sampler(key, state.round, rows, size, plan), state)
     jax.eval_shape(method.round, key, state, rows, cohort)
-    sys.exit()
+    raise typer.Exit()
 
 
 @pytest.fixture
