@@ -42,7 +42,7 @@ def turns(name, check):
         return [pytest.mark.rotating("name", weeks=len(CORE))] if check == "server sees" else []
     if check in TRACED:
         return []
-    return [pytest.mark.rotating("name", weeks=16 if check in DEAR else 2), pytest.mark.quick]
+    return [pytest.mark.rotating("name", weeks=16 if check in DEAR else 4), pytest.mark.quick]
 
 
 # Method by method, so that the checks of one share what they compiled.
