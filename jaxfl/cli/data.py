@@ -77,7 +77,7 @@ def show_data(request: DataRequest, out: "Console", err: "Console") -> None:
             raise ValueError(
                 f"{option} needs a data set, got the source {name}; a source has no clients. Try iid-{name}."
             )
-    if (name == sources.saved.NAME or is_address(name)) and request.save is not None and folder is None:
+    if (name.split("+")[-1] == sources.saved.NAME or is_address(name)) and request.save is not None and folder is None:
         raise ValueError(
             f"--save must be a folder for data {name}, which has no examples of a source, got {request.save}."
         )

@@ -1,7 +1,8 @@
 """Catalogue of data sets by name, `<skew>-<source>`; options are checked against the builder's signature.
 
 Shifts are written before another skew with a plus: `rotated+pathological-mnist` has rotated clients with different
-classes. A source with known makers of its examples (`unipen`, `femnist`) is also a data set by its own name.
+classes. A source with known makers of its examples (`unipen`, `femnist`) is also a data set by its own name, and stands
+behind shifts as it is, `swapped+unipen`; so does a saved federation, `swapped+saved`.
 
 >>> data = load("rotated-digits", num_clients=8, rows_per_client=40)
 >>> data.name, data.num_clients, data.group_names
@@ -230,7 +231,7 @@ def dataset(name: str) -> Dataset:
     Args:
         name: name in `DATASETS`; or with shifts, `rotated+<skew>-<source>`; or `<skew>-tfds:<name>`, for a data set
             prepared by tensorflow-datasets; or `official-<source>`, for the rows of an official code; or `saved`, for
-            a saved federation.
+            a saved federation. A source by its own name, or `saved`, may have shifts before it, `rotated+unipen`.
 
     Raises:
         ValueError: there is no such data set; the message names the most similar name, and all skews and sources.
@@ -242,6 +243,13 @@ def dataset(name: str) -> Dataset:
     """
     if name in DATASETS or name == SAVED.name:
         return DATASETS.get(name, SAVED)
+    *before, whole = name.split("+")
+    if len({*before}) == len(before) and all(shift in SHIFTS for shift in before):
+        if whole == SAVED.name:
+            words = "; ".join([SAVED.description, *(SKEWS[shift][1] for shift in before)])
+            return SAVED._replace(name=name, shifts=tuple(before), description=words)
+        if whole in DATASETS and DATASETS[whole].source == whole:
+            return _dataset("writers", whole, tuple(before))._replace(name=name)
     skew, _, source = name.partition("-")
     *shifts, skew = skew.split("+")
     known = source in sources.names() or (source.startswith("tfds:") and len(source) > len("tfds:"))
@@ -251,8 +259,8 @@ def dataset(name: str) -> Dataset:
     if known and skew in _source_skews(source) and distinct and all(shift in SHIFTS for shift in shifts):
         return _dataset(skew, source, tuple(shifts))
     alone = [source for source in sources.SOURCES if source in DATASETS]
-    if name in sources.names():
-        ways = ", ".join(f"{skew}-{name}" for skew in _source_skews(name))
+    if whole in sources.names() and all(shift in SHIFTS for shift in before):
+        ways = ", ".join("+".join([*before, f"{skew}-{whole}"]) for skew in _source_skews(whole) if skew not in before)
         raise ValueError(f"data {quoted(name)} is a source without a skew; choose one of {ways}.")
     if name in SKEWS:
         ways = ", ".join(row.name for row in DATASETS.values() if row.skew == name and not row.shifts)
@@ -291,7 +299,7 @@ def known_options(name: str) -> dict[str, Option]:
     if row.skew == "hybrid":
         line = 'the second domain: a source, or "negative"'
         merged["other"] = Option("other", OTHERS.get(row.source, "negative"), str, line, "catalog")
-    if row is not SAVED and row.skew != OFFICIAL:
+    if row.skew not in (SAVED.skew, OFFICIAL):
         line = "examples that the skew divides: the training set, or the official test set with it"
         merged["pool"] = Option("pool", "train", PoolChoice, line, "catalog")
     if _first_part(row) in SHIFTS:
@@ -305,7 +313,7 @@ def known_options(name: str) -> dict[str, Option]:
         merged["mix"] = Option("mix", "crossed", assignment.Mixture, line, "catalog")
         line = "with mix=apart, shares of the clients with the first shift, the second, both, neither"
         merged["mix_shares"] = Option("mix_shares", None, Sequence[float] | None, line, "catalog")
-    if row.shifts or row is SAVED:
+    if row.shifts or row.skew == SAVED.skew:
         line = "causes whose products are the true groups, such as labels, with commas; none is all"
         merged["truth"] = Option("truth", None, str | Sequence[str] | None, line, "catalog")
     line = "share of the clients that are held out of training and served as newcomers, 0 or more and below 1"
@@ -324,10 +332,9 @@ def _first_part(row: Dataset) -> str:
 
 
 def _part_builders(row: Dataset) -> dict[str, Callable[..., Any]]:
-    """Returns the builder of a data set's skew, and its shifts by name; none of a saved federation."""
-    if row is SAVED:
-        return {}
-    return {"skew": _skew_builder(row), **{shift: SHIFTS[shift] for shift in row.shifts}}
+    """Returns the builder of a data set's skew, which a saved federation has not, and its shifts by name."""
+    skew = {} if row.skew == SAVED.skew else {"skew": _skew_builder(row)}
+    return skew | {shift: SHIFTS[shift] for shift in row.shifts}
 
 
 def _skew_builder(row: Dataset) -> Callable[..., FederatedData]:
@@ -386,25 +393,19 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
     10
     """
     row, known, seed = dataset(name), known_options(name), check_seed(seed)
-    parts = _part_builders(row)
     data_dir = None if data_dir is None else user_path(data_dir)
     for option, value in settings.items():
         check_name(f"option of {name}", option, known)
         check_type(option, value, known[option].hint)
         if option in LITERALS:
             check_literal(option, value, LITERALS[option])
+    if row.skew == SAVED.skew:
+        return with_options(lambda: stored.load(data_dir), settings, seed=seed, name=name)
     chosen = {name: settings.get(name, option.default) for name, option in known.items()}
-
-    def options_for(owner: str) -> dict[str, Any]:
-        # of the skew and its shifts, an option that several of them have, such as num_groups, is for all of them
-        shared = settings.keys() & function_options(parts[owner]).keys() if owner in parts else ()
-        return {name: chosen[name] for name, option in known.items() if option.owner == owner or name in shared}
-
-    if row is SAVED:
-        return with_options(lambda: stored.load(data_dir), settings, seed=seed)
+    own = _options_by_owner(row, settings)
     _check_held_out(chosen["held_out"])
     rules = _assignments(row, chosen)
-    source = sources.load(row.source, data_dir, **options_for("source"))
+    source = sources.load(row.source, data_dir, **own["source"])
     source = _choose_pool(source, chosen.get("pool", "train"), row.skew)
     if row.skew == "hybrid":
         source = _with_domains(source, chosen["other"], known["other"].default, data_dir, chosen["pool"])
@@ -416,7 +417,7 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
             )
         source = dataclasses.replace(source, central=True)
     with postponed_copies(), assignment.assigned(rules[row.skew]):
-        data = _skew_builder(row)(source, seed=seed, **options_for("skew"))
+        data = _skew_builder(row)(source, seed=seed, **own["skew"])
     if source.client_weights is not None and data.client_weights is None:
         raise ValueError(
             f"client_weight needs clients that are the makers of their rows, got {name}, which divides the rows; take "
@@ -441,38 +442,86 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
             stacklevel=3,
         )
     data = data if chosen["test"] is None else divide.central_test(data)
+    data = _with_shifts(data, row, chosen, own, rules, seed)
+    return apply_conditions(with_copies(_with_roles(data, chosen, seed)), seed=seed, **own["condition"])
+
+
+def _options_by_owner(row: Dataset, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns the options of the skew, each shift, the source and the conditions of a data set, by owner.
+
+    Args:
+        row: its entry.
+        settings: the given options. One that the skew and a shift have, such as num_groups, is for all of them.
+    """
+    known, parts = known_options(row.name), _part_builders(row)
+    found: dict[str, dict[str, Any]] = {}
+    for owner in (*parts, "source", "condition"):
+        shared = settings.keys() & function_options(parts[owner]).keys() if owner in parts else ()
+        found[owner] = {
+            name: settings.get(name, option.default)
+            for name, option in known.items()
+            if option.owner == owner or name in shared
+        }
+    return found
+
+
+def _with_shifts(
+    data: FederatedData,
+    row: Dataset,
+    chosen: Mapping[str, Any],
+    own: Mapping[str, Mapping[str, Any]],
+    rules: Mapping[str, assignment.Assignment],
+    seed: int,
+) -> FederatedData:
+    """Returns the federation with the shifts of a data set, the last one first, without their copies.
+
+    Args:
+        data: the federation.
+        row: entry of the data set.
+        chosen: options by name.
+        own: options by owner.
+        rules: of `_assignments`.
+        seed: of the random choices.
+    """
     members = dict(zip(row.shifts, _apart_members(data.num_clients, chosen, seed), strict=False))
     with postponed_copies():
         for shifted in reversed(row.shifts):
             rules[shifted].members = members.get(shifted)
             with assignment.assigned(rules[shifted]):
-                data = SHIFTS[shifted](data, seed=seed, **options_for(shifted))
+                data = SHIFTS[shifted](data, seed=seed, **own[shifted])
     _check_assigned(row, chosen, rules)
-    return apply_conditions(with_copies(_with_roles(data, chosen, seed)), seed=seed, **options_for("condition"))
+    return data
 
 
-def with_options(make: Callable[[], FederatedData], settings: Mapping[str, Any], *, seed: int = 0) -> FederatedData:
+def with_options(
+    make: Callable[[], FederatedData], settings: Mapping[str, Any], *, seed: int = 0, name: str = SAVED.name
+) -> FederatedData:
     """Returns a federation that needs no source and no skew, such as a saved one, with the options of all such.
 
     Args:
         make: returns the federation.
-        settings: values of options of `known_options("saved")`.
+        settings: values of options of `known_options(name)`.
         seed: of the random choices.
+        name: `saved`, with the shifts that the federation gets before it.
 
     Raises:
-        ValueError: an invalid value.
+        ValueError: an invalid value, or a shift that its clients cannot have.
 
     >>> from jaxfl.data import synthetic
-    >>> int(with_options(lambda: synthetic.clustered_linear(4), {"held_out": 0.25}).held_out.sum())
-    1
+    >>> settings = {"held_out": 0.25, "shifts": (0, 1)}
+    >>> data = with_options(lambda: synthetic.clustered_linear(4), settings, name="shifted+saved")
+    >>> int(data.held_out.sum()), sorted(data.label_shift.tolist())
+    (1, [0, 0, 1, 1])
     """
-    known = known_options(SAVED.name)
+    row, known = dataset(name), known_options(name)
     chosen = {name: settings.get(name, option.default) for name, option in known.items()}
     _check_held_out(chosen["held_out"])
+    rules, own = _assignments(row, chosen), _options_by_owner(row, settings)
     data = make()
     data = data if chosen["test"] is None else divide.central_test(data)
-    of_conditions = {name: chosen[name] for name, option in known.items() if option.owner == "condition"}
-    return apply_conditions(_with_roles(data, chosen, seed), seed=seed, **of_conditions)
+    if row.shifts:
+        data = with_copies(_with_shifts(data, row, chosen, own, rules, seed))
+    return apply_conditions(_with_roles(data, chosen, seed), seed=seed, **own["condition"])
 
 
 def _check_held_out(held_out: float) -> None:
@@ -597,7 +646,7 @@ def user_files(name: str, data_dir: str | Path | None = None, other: str | None 
     ([], [])
     """
     names = [dataset(name).source] + ([] if other in (None, "negative") else [other])
-    entries = [saved.ENTRY] if name == SAVED.name else [sources.entry(source) for source in names]
+    entries = [sources.entry(source) for source in names]
     places = [(entry.user_files, entry.find(data_dir)) for entry in entries if entry.user_files and entry.find]
     return sorted({file for list_files, place in places if place is not None for file in list_files(place)})
 
@@ -612,7 +661,7 @@ def user_checksum(name: str, data_dir: str | Path | None = None, other: str | No
         return None
     places = []
     for source in [dataset(name).source, *([other] if other in sources.names() else [])]:
-        entry = saved.ENTRY if name == SAVED.name else sources.entry(source)
+        entry = sources.entry(source)
         if entry.labels_in_paths and entry.find is not None and (place := entry.find(data_dir)) is not None:
             places.append([file.relative_to(place).parts for file in files if file.is_relative_to(place)])
     return crc(json.dumps([checksum(files), places]).encode()) if places else checksum(files)

@@ -16,7 +16,7 @@ from jaxfl.files import copy_path, user_path
 from jaxfl.jobs import job as jobs
 from jaxfl.methods.base import Method
 from jaxfl.schema import check_type
-from jaxfl.settings import options, user_code
+from jaxfl.settings import federations, options, user_code
 from jaxfl.simulation.evaluation.evaluate import evaluation_sample
 from jaxfl.simulation.evaluation.metrics import Evaluation, numbers_phrase
 from jaxfl.simulation.prepared import Prepared
@@ -284,10 +284,11 @@ def written_job(config: dict[str, Any]) -> jobs.Job:
     of_files = {f"{owner}.{name}" for owner, options in own.items() for name in options}
     rest = {name: value for name, value in config.items() if name not in of_files}
     files = {owner: config[f"{owner}_file"] for owner in options.FILES_OF_RUNS if f"{owner}_file" in config}
-    settings = _route(rest | {name: STAND_INS[name] for name in code}, files)
+    stand_ins = STAND_INS | ({"data": federations.saved_name(code["data"])} if "data" in code else {})
+    settings = _route(rest | {name: stand_ins[name] for name in code}, files)
     for name, address in code.items():
-        owner, file = owners[name], config[f"{name.removeprefix('run.')}_file"]
-        written = f"{file}:{address.rpartition(':')[2]}"
+        owner = owners[name]
+        written = user_code.in_file(address, config[f"{name.removeprefix('run.')}_file"])
         settings = settings._replace(**{owner: getattr(settings, owner) | own[owner]})
         if owner == "task":
             settings.run[owner] = written
@@ -316,7 +317,7 @@ def _settings_of_config(folder: Path, config: dict[str, Any], trust: bool | list
     found = {}
     for name, address in _addresses(config).items():
         file = user_code.trusted_file(folder, name.removeprefix("run."), address, config, trust)
-        found[name] = f"{file}:{address.rpartition(':')[2]}"
+        found[name] = user_code.in_file(address, file)
     own = [owner for owner in options.FILES_OF_RUNS if f"{owner}_file" in config]
     files = {owner: str(_data_file(folder, owner, config)) for owner in own}
     try:
@@ -342,7 +343,7 @@ def _route(config: dict[str, Any], files: dict[str, str]) -> options.Settings:
 
 def _options_in_file(config: dict[str, Any], owner: str) -> dict[str, Any]:
     """Returns the options in a config of what is in a file, by name; of data without those that all data have."""
-    first, common = f"{owner}.", known_options(SAVED.name) if owner == "data" else {}
+    first, common = f"{owner}.", known_options(federations.saved_name(config["data"])) if owner == "data" else {}
     options = {name.removeprefix(first): value for name, value in config.items() if name.startswith(first)}
     return {name: value for name, value in options.items() if name not in common}
 

@@ -3,7 +3,7 @@
 A user's federation is a function that returns a `FederatedData`, or arrays as `jaxfl.data.federate` takes them: its
 arguments as a dictionary, or inputs, labels and the rows of each client for training and for testing. Its parameters
 are its options, but for `seed` and `data_dir`, which are those of the run. Beside them it has the options of a saved
-federation, such as `held_out` and `attack`.
+federation, such as `held_out` and `attack`. It may have shifts before it, `rotated+FILE.py:NAME`, with their options.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ def dataset(name: str) -> Dataset:
     """Returns the entry of a data set.
 
     Args:
-        name: as for `jaxfl.data.catalog.dataset`, or `FILE.py:NAME`.
+        name: as for `jaxfl.data.catalog.dataset`, or `FILE.py:NAME`, also with shifts before it.
 
     Raises:
         ValueError: there is no such data set.
@@ -43,7 +43,20 @@ def dataset(name: str) -> Dataset:
             raise ValueError(f"data must be FILE.py:NAME, got {name!r}; write {name}: and the name of its function.")
         return catalog.dataset(name)
     lines = (inspect.getdoc(_load_function(name)) or "a federation of your own").splitlines()
-    return SAVED._replace(name=name, description=lines[0].rstrip("."), skew="own", source="own", needs_files=False)
+    words = [lines[0].rstrip("."), *catalog.dataset(saved_name(name)).description.split("; ")[1:]]
+    return SAVED._replace(
+        name=name,
+        description="; ".join(words),
+        skew="own",
+        source="own",
+        needs_files=False,
+        shifts=user_code.shifts_before(name),
+    )
+
+
+def saved_name(name: str) -> str:
+    """Returns the name of a saved federation with the shifts that are before an address, which has the same options."""
+    return "+".join([*user_code.shifts_before(name), SAVED.name])
 
 
 def own_options(name: str) -> dict[str, Option]:
@@ -53,10 +66,9 @@ def own_options(name: str) -> dict[str, Option]:
         ValueError: it has an option that every federation has.
     """
     own = {key: one for key, one in parameter_options(_load_function(name)).items() if key not in OF_THE_RUN}
-    if taken := [key for key in own if key in catalog.known_options(SAVED.name)]:
-        raise ValueError(
-            f"{name} must not have an option {taken[0]}, which every federation has; give it another name."
-        )
+    if taken := [key for key in own if key in catalog.known_options(saved_name(name))]:
+        having = "every federation" if taken[0] in catalog.known_options(SAVED.name) else "a shift before it"
+        raise ValueError(f"{name} must not have an option {taken[0]}, which {having} has; give it another name.")
     return own
 
 
@@ -68,7 +80,7 @@ def known_options(name: str) -> dict[str, Option]:
     """
     if not user_code.is_address(name):
         return catalog.known_options(dataset(name).name)
-    return own_options(name) | catalog.known_options(SAVED.name)
+    return own_options(name) | catalog.known_options(saved_name(name))
 
 
 def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **settings: Any) -> FederatedData:
@@ -97,7 +109,8 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
         with user_code.one_line_errors(name, REMEDY):
             return _as_federation(name, function(**given))
 
-    return catalog.with_options(make, {key: settings[key] for key in settings if key not in own}, seed=seed)
+    rest = {key: settings[key] for key in settings if key not in own}
+    return catalog.with_options(make, rest, seed=seed, name=saved_name(name))
 
 
 def user_files(name: str, data_dir: str | Path | None = None, other: str | None = None) -> list[Path]:
@@ -123,7 +136,7 @@ def _load_function(name: str) -> Any:
 
 def _as_federation(name: str, made: Any) -> FederatedData:
     """Returns the federation that a user's function has returned, by itself or as arguments of `federate`."""
-    label = user_code.run_label(name)
+    label = user_code.run_label(name).removeprefix("".join(f"{shift}+" for shift in user_code.shifts_before(name)))
     if isinstance(made, FederatedData):
         return dataclasses.replace(made, name=label) if made.name == UNNAMED else made
     if isinstance(made, Mapping):

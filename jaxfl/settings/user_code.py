@@ -3,6 +3,8 @@
 The file is executed as a separate module; it can import the files beside it. Runs store checksums of its content, and
 their folders a copy: a run does not continue with other code of the same name.
 
+The address of data may have shifts before it, `rotated+FILE.py:NAME`.
+
 A file is executed where the user's call names it. A file that the folder of a run names is executed only if the user
 trusts it, see `trusted_file`: the folder may be of somebody else.
 """
@@ -20,15 +22,49 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, TypeGuard
 
+from jaxfl.data.catalog import SHIFTS
 from jaxfl.files import crc, user_path
 from jaxfl.schema import did_you_mean, quoted
 
-ADDRESS = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)", re.DOTALL)  # a file may have any name
+SHIFTED = "|".join(SHIFTS)
+# a file may have any name
+ADDRESS = re.compile(rf"(?P<shifts>(?:(?:{SHIFTED})\+)*)(?P<file>.+\.py):(?P<name>\w+)", re.DOTALL)
 
 
 def is_address(name: Any) -> TypeGuard[str]:
     """Returns whether a name is an address in a file."""
     return isinstance(name, str) and ADDRESS.fullmatch(name) is not None
+
+
+def shifts_before(address: str) -> tuple[str, ...]:
+    """Returns the shifts before an address.
+
+    >>> shifts_before("rotated+swapped+mine.py:clients"), shifts_before("mine+yours.py:clients")
+    (('rotated', 'swapped'), ())
+    """
+    return tuple(_parts(address)["shifts"].split("+")[:-1])
+
+
+def in_file(address: str, file: str | Path) -> str:
+    """Returns an address with another file.
+
+    >>> in_file("rotated+mine.py:clients", "copy/mine.py")
+    'rotated+copy/mine.py:clients'
+    """
+    parts = _parts(address)
+    return f"{parts['shifts']}{file}:{parts['name']}"
+
+
+def file_name(address: str) -> str:
+    """Returns the file of an address, as it is written."""
+    return _parts(address)["file"]
+
+
+def _parts(address: str) -> dict[str, str]:
+    """Returns the shifts, the file and the name of an address."""
+    found = ADDRESS.fullmatch(address)
+    assert found is not None, address
+    return found.groupdict()
 
 
 def run_label(name: str) -> str:
@@ -37,7 +73,7 @@ def run_label(name: str) -> str:
     >>> run_label("../mine/my_method.py:factory"), run_label("ifca"), run_label("a\\nb/c.py:factory")
     ('my_method.py:factory', 'ifca', 'c.py:factory')
     """
-    return f"{Path(name.rpartition(':')[0]).name}:{name.rpartition(':')[2]}" if is_address(name) else name
+    return in_file(name, Path(file_name(name)).name) if is_address(name) else name
 
 
 def address_file(address: str) -> Path:
@@ -46,7 +82,10 @@ def address_file(address: str) -> Path:
     Raises:
         ValueError: there is no such file.
     """
-    return existing_file(address.rpartition(":")[0], "write FILE.py:NAME, with the path from the current folder")
+    remedy = "write FILE.py:NAME, with the path from the current folder"
+    if "+" in (file := file_name(address)):
+        remedy += f"; before data in a file may stand {' or '.join(f'{shift}+' for shift in SHIFTS)}"
+    return existing_file(file, remedy)
 
 
 def existing_file(name: str, remedy: str = "write its path from the current folder") -> Path:
@@ -108,7 +147,7 @@ def trusted_file(folder: Path, owner: str, address: str, config: Mapping[str, An
     Raises:
         ValueError: it is not trusted, lies outside the folder, or has changed.
     """
-    file = address.rpartition(":")[0]
+    file = file_name(address)
     run = f"{str(folder)!r} holds a run whose {owner} is in a file of Python, {file!r}"
     path = next((path for path in trust if path.name == file), None) if isinstance(trust, list) else None
     if path is None and trust is not True:
@@ -141,7 +180,7 @@ def load(address: str) -> Any:
     Raises:
         ValueError: there is no such file, it cannot be executed, or it has no such name.
     """
-    path, name = address_file(address), address.rpartition(":")[2]
+    path, name = address_file(address), _parts(address)["name"]
     content = path.read_bytes()
     if _copies.get(path.resolve(), sha256(content)) != sha256(content):
         raise ValueError(f"{path} has changed since it was checked; load the run again.")

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from jaxfl import data
-from jaxfl.data import catalog, skews
+from jaxfl.data import catalog, skews, stored
+from jaxfl.data.digest import digest
 from tests.messages import mentions
 
 # products of few clients, in which some shifts have none
@@ -306,3 +307,28 @@ def test_own_files_are_those_of_both_domains(tmp_path):
     for other, files in (("npz", [tmp_path / "own.npz"]), ("negative", []), (None, [])):
         assert catalog.user_files("hybrid-digits", tmp_path / "own.npz", other) == files
     assert catalog.user_files("hybrid-npz", tmp_path / "own.npz", "npz") == [tmp_path / "own.npz"]
+
+
+def test_sources_by_their_own_name_and_saved_federations_take_shifts(tmp_path):
+    labels, client = np.arange(96) % 4, np.arange(96) // 8
+    np.savez(
+        tmp_path / "my.npz", x=np.random.default_rng(0).integers(0, 256, (96, 4, 4), np.uint8), y=labels, client=client
+    )
+    options = {"angles": (0, 90), "swaps": "none,0:1", "seed": 2}
+    short, long = (
+        data.load(f"rotated+swapped+{name}", data_dir=tmp_path / "my.npz", **options) for name in ("npz", "writers-npz")
+    )
+    assert digest(short) == digest(long) and short.name == long.name
+    stored.save(data.load("npz", data_dir=tmp_path / "my.npz", seed=2), tmp_path / "saved")
+    saved = data.load("rotated+swapped+saved", data_dir=tmp_path / "saved", **options)
+    assert digest(saved) == digest(short)
+    assert catalog.user_checksum("rotated+saved", tmp_path / "saved") == catalog.user_checksum(
+        "saved", tmp_path / "saved"
+    )
+    known = catalog.options("swapped+saved")
+    assert {"swaps", "mix", "group_shares", "truth", "held_out"} <= known.keys() and "pool" not in known
+    for name in ("rotated+rotated+saved", "iid+saved", "rotated+iid-saved"):
+        with pytest.raises(ValueError, match=mentions(name)):
+            data.load(name)
+    with pytest.raises(ValueError, match=mentions("swapped+mnist", "swapped+iid-mnist")):
+        data.load("swapped+mnist")

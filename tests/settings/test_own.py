@@ -11,7 +11,9 @@ from typer.testing import CliRunner
 import jaxfl
 from jaxfl import load, schema, tree
 from jaxfl.cli.app import app
+from jaxfl.data.catalog import SHIFTS
 from jaxfl.data.digest import digest
+from jaxfl.jobs.loaded import written_job
 from jaxfl.models.weights import save_weights
 from jaxfl.settings import federations, optimizers, options, tasks, user_code
 from tests.messages import mentions
@@ -53,6 +55,8 @@ def needed(noise: float): ...
 def nothing(): ...
 def five(): return 5
 def taken(held_out: float = 0.5): ...
+def clashing(swaps: int = 1): ...
+def drifts(): return jaxfl.data.load("rotated-digits", num_clients=4, drift="rotate", drift_round=2)
 def unknown_argument(): return arguments(seed=0, data_dir=None) | {"colour": 1}
 def fails(): return 1 / 0
 def leaves(): raise SystemExit
@@ -171,6 +175,12 @@ def test_options_are_checked_by_type_and_name(items, said, mine):
         ("--data mine.py:unknown_argument", ("mine.py:unknown_argument", "colour")),
         ("--data mine.py:without_classes", ("num_classes",)),
         ("--data mine.py:rotated --set held_out=1", ("held_out", 1.0)),
+        ("--data iid+mine.py:rotated", ("iid+mine.py", "FILE.py:NAME", "swapped+")),
+        ("--data rotated+mine.py:arguments", ("rotation", "(24, 3)")),
+        ("--data coloured+mine.py:arguments", ("coloured", "(24, 3)")),
+        ("--data swapped+mine.py:numbers", ("swapped", "classes")),
+        ("--data swapped+mine.py:drifts", ("swapped", "drift", 2, "add the drift last")),
+        ("--data swapped+mine.py:clashing", ("mine.py:clashing", "swaps", "shift")),
         ("--data rotated-digits --set optimizer=gone.py:f", ("gone.py", "FILE.py:NAME")),
         ("--data rotated-digits --set optimizer=mine.py", ("optimizer", "mine.py", "FILE.py:NAME")),
         ("--data rotated-digits --set optimizer=mine.py:descend", ("mine.py", "descend", "descent")),
@@ -217,6 +227,37 @@ def test_federations_of_functions_are_those_that_they_return(mine):
     with_roles = federations.load("mine.py:arguments", held_out=0.5, validation=0.25, attack="sign-flip", attackers=0.5)
     assert with_roles.held_out.sum() == 2 and with_roles.validation.size.tolist() == [1, 1, 1, 1]
     assert with_roles.attack.kind == "sign-flip"
+
+
+def test_federations_of_functions_take_shifts(mine):
+    settings = options.route(
+        "fedavg", "swapped+rotated+mine.py:rotated", ["num_clients=16", "swaps=none,0:1", "angles=0,90"]
+    )
+    assert settings.data == {"num_clients": 16, "swaps": "none,0:1", "angles": (0, 90)}
+    found = options.load(settings, seed=3)
+    before = federations.load("mine.py:rotated", seed=3, num_clients=16)
+    shifted = SHIFTS["swapped"](SHIFTS["rotated"](before, angles=(0, 90), seed=3), swaps="none,0:1", seed=3)
+    assert digest(found) == digest(shifted) != digest(before) and found.name == shifted.name
+    assert settings.complete()["data"] == "swapped+rotated+mine.py:rotated"
+    assert settings.files()["data"].resolve() == (mine / "mine.py").resolve()
+    copied = federations.load("thickened+mine.py:rotated", num_clients=16)
+    assert len(copied.inputs) > len(before.inputs)
+    page = call("data", "swapped+mine.py:rotated", "--set", "swaps=none,0:1", "--set", "num_clients=8").stdout
+    assert re.search(mentions("swapped+mine.py:rotated", "Rotated digits", "swap 0:1"), page)
+
+
+def test_a_run_on_shifted_data_of_a_file_is_loaded_and_resumed(mine):
+    words = ["run", "fedavg", "--data", "swapped+mine.py:rotated", "--set", "swaps=none,0:1", "--set", "num_clients=8"]
+    words += ["--no-pictures", "--cohort", 2, "--quiet", "--out", "out"]
+    assert call(*words, "--rounds", 1).exit_code == 0
+    kept = load("out", trust=True)
+    assert kept.config["data"] == "swapped+mine.py:rotated" and kept.data.label_maps()[0, :2].tolist() in (
+        [0, 1],
+        [1, 0],
+    )
+    assert kept.job.settings.data == {"num_clients": 8, "swaps": "none,0:1"}
+    assert written_job(kept.config).settings.data_name == f"swapped+{mine / 'mine.py'}:rotated"
+    assert call(*words, "--rounds", 2, "--resume").exit_code == 0
 
 
 def test_an_optimiser_of_a_file_steps_as_the_same_one_of_jaxfl(mine):
