@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jaxfl.clock.policies import Policy
-from jaxfl.data.clients import FederatedData, replace_field
+from jaxfl.data.clients import FederatedData, array_fields, get_field, replace_field
 from jaxfl.sampling import Sampler, cohort_size
 from jaxfl.schema import MAKERS
 from jaxfl.simulation.accounting import RunPrivacy
@@ -86,10 +86,24 @@ def federation_per_seed(data: FederatedData | Sequence[FederatedData], seeds: in
         raise ValueError(f"data must be one federation, or one for each of {seeds} seeds, got {len(data)}.")
     if (shared := share_equal_arrays(data)) is None:
         raise ValueError(
-            "data must have the same shapes for every seed, and the same name, classes and number of clients that take "
-            "part, got different ones; run them one by one."
+            f"data must have the same shapes for every seed, got {_difference(data)}; run the seeds one by one: "
+            "jaxfl.run(method, data[i], seed=seeds[i])."
         )
     return shared
+
+
+def _difference(data: Sequence[FederatedData]) -> str:
+    """Returns a phrase with what differs between federations that have no program in common."""
+    counts = [cohort_size(1.0, one) for one in data]
+    if len(set(counts)) > 1:
+        return f"{' and '.join(map(str, dict.fromkeys(counts)))} clients that take part"
+    fields = [{name: get_field(one, name) for name, _ in array_fields(one)} for one in data]
+    for name in fields[0] | fields[-1]:
+        shapes = [list(np.shape(one[name])) if one.get(name) is not None else "none" for one in fields]
+        if any(shape != shapes[0] for shape in shapes):
+            drawn = "" if data[0].drift is None else ", where a gradual drift adds as many rows as each seed draws"
+            return f"{name} {' and '.join(dict.fromkeys(map(str, shapes)))}{drawn}"
+    return "other names, classes or types"
 
 
 def share_equal_arrays(data: Sequence[FederatedData]) -> list[FederatedData] | None:

@@ -258,6 +258,11 @@ def held(count):
     return replace(DATA, held_out=np.arange(DATA.num_clients) < count)
 
 
+def gradual():
+    drift = {"drift": "gradual", "drift_change": "labels", "drift_rounds": (2, 4)}
+    return [jaxfl.data.load("iid-digits", num_clients=4, seed=seed, **drift) for seed in (0, 1)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -267,8 +272,10 @@ def held(count):
         ({"seeds": [0.5]}, ("seed", 0.5)),
         ({"seeds": 3}, ("seeds", 3)),
         ({"seeds": [0, 1], "data": [DATA]}, ("data", 1)),
-        ({"seeds": [0, 1], "data": [DATA, clustered_linear(4)]}, ("data", "shapes", "seed")),
-        ({"seeds": [0, 1], "data": [held(1), held(3)]}, ("data", "shapes", "clients")),
+        ({"seeds": [0, 1], "data": [DATA, clustered_linear(4)]}, ("data", "8 and 4 clients", "data[i], seed=seeds[i]")),
+        ({"seeds": [0, 1], "data": [held(1), held(3)]}, ("data", "7 and 5 clients", "seeds[i]")),
+        ({"seeds": [0, 1], "data": [DATA, replace(DATA, inputs=DATA.inputs[:-1])]}, ("data", "inputs", "seeds[i]")),
+        ({"seeds": [0, 1], "data": gradual()}, ("data", "gradual drift", "seeds[i]")),
     ],
 )
 def test_bad_seeds_are_refused(arguments, words):
