@@ -162,8 +162,8 @@ BEST_COLUMNS = (*METRIC_COLUMNS, "ARI")  # columns in which the best mean is mar
 PERCENT_METRICS = ("accuracy", "f1")  # metrics that are shown in percent
 SCORE_END = " accuracy"  # ends an entry of summaries alone: a score of a whole run, see `jaxfl.protocols.scores`
 TUNED = "finetuned_"  # begins the metrics of fine-tuned models
-# columns of the history, summed; of seconds, runs with a clock alone have some
-COST_COLUMNS = {"rounds": ("round",), "bytes": ("bytes_up", "bytes_down"), "hours_to_target": ("seconds_simulated",)}
+COST_COLUMNS = {"rounds": ("round",), "bytes": ("bytes_up", "bytes_down")}  # columns of the history, summed
+TIME_COLUMNS = ("seconds_simulated",)  # likewise, of runs with a clock alone
 HOUR = 3600.0  # seconds
 BYTE_UNITS = {"bytes": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 COLUMN_NAMES = {
@@ -390,6 +390,9 @@ class Comparison(NamedTuple):
                 for name, columns in COST_COLUMNS.items():
                     cost = self._reached(line, columns)
                     row |= _mean_and_std(f"{name} to {self.target:g}", cost or [])
+                if any(other.values(*TIME_COLUMNS) for other in self.lines):
+                    time = self._reached(line, TIME_COLUMNS)
+                    row |= _mean_and_std(f"{TIME_COLUMNS[0]} to {self.target:g}", time or [])
             found, adjusted = differences.get(line.name, (Difference(math.nan, None, None, 0), None))
             row |= {f"difference {name}": value for name, value in found._asdict().items()}
             rows.append({**row, "difference holm": adjusted})
@@ -495,7 +498,7 @@ class Comparison(NamedTuple):
         most = max((mean for mean in means if mean is not None), default=0.0)
         unit = next((unit for unit, size in reversed(BYTE_UNITS.items()) if most >= size), "bytes")
         cells = ["-" if mean is None else _size_cell(mean / BYTE_UNITS[unit]) for mean in means]
-        times = [self._reached(line, COST_COLUMNS["hours_to_target"]) for line in self.lines]
+        times = [self._reached(line, TIME_COLUMNS) for line in self.lines]
         hours = ["-" if one is None else _size_cell(statistics.fmean(one) / HOUR) for one in times]
         return [
             TableColumn("rounds", f"rounds to {self._format_value(self.target)}{title}", rounds),
