@@ -104,10 +104,12 @@ def _at_best(records: Records, by: Callable[[Mapping[str, Any]], float]) -> floa
 def _at_own_best(history: Any, metric: str) -> float:
     """Returns the mean over clients of a metric, each at the first evaluation at which its validation accuracy is best.
 
-    Clients that were never tested on both kinds of rows are left out.
+    Clients that were never tested on both kinds of rows are left out, and those that no metric of the run counts.
     """
     validation, values = history.clients["validation_accuracy"], history.clients[metric]  # [evaluations, N]
     known = np.isfinite(validation) & np.isfinite(values)
+    if "excluded" in history.clients.names:
+        known &= history.clients["excluded"] != 1
     best = np.where(known, validation, -np.inf).argmax(0)
     return float(np.take_along_axis(values, best[None], 0)[0, known.any(0)].mean())
 

@@ -462,7 +462,7 @@ def _test_rows_evaluator(
     def summary(tested: list[Totals], cluster: np.ndarray) -> Evaluation:
         task, totals = method.task.metrics, join_totals(tested)
         found = summarise(task, totals, cluster[ids], few)
-        others = weighted_accuracy(task, few, totals) if weighted else {}
+        others = {**found.others, **(weighted_accuracy(task, few, totals) if weighted else {})}
         return expand_to_all(found._replace(metrics=found.metrics | note, others=others), ids, cluster)
 
     def evaluate(key: Key, state: Any) -> Evaluation:

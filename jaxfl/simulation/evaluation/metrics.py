@@ -87,7 +87,9 @@ class Evaluation(NamedTuple):
     loss: np.ndarray  # [N]
     cluster: np.ndarray  # [N] slot of the model that each client is served, -1 for none
     finetuned: "Evaluation | None" = None  # the same of fine-tuned models, with `finetune`
-    others: Mapping[str, np.ndarray] = {}  # [N] metrics of other rows than the test rows, such as `validation_accuracy`
+    others: Mapping[
+        str, np.ndarray
+    ] = {}  # [N] metrics of other rows, such as `validation_accuracy`; `excluded` clients
 
     @property
     def main(self) -> str:
@@ -229,7 +231,8 @@ def summarise(task: Metrics, tested: Totals, cluster: np.ndarray, data: Federate
         metrics |= both(main, unseen, "unseen_")
     if attacker.any():
         metrics |= {"attackers": int(attacker.sum()), **both(main, hostile, "attackers_")}
-    return Evaluation(metrics, values, rows, loss, cluster)
+    excluded = held_out | attacker
+    return Evaluation(metrics, values, rows, loss, cluster, others={"excluded": excluded} if excluded.any() else {})
 
 
 def class_metrics(truth: np.ndarray, predicted: np.ndarray, hits: np.ndarray) -> dict[str, list[float | None]]:

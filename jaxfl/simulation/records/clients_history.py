@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CLIENTS_HISTORY = "clients-history.parquet"  # beside the history
 KEYS = ("round", "client")  # columns that say which evaluation and whose a row is
 NUM_CLIENTS = "num_clients"  # in the metadata of the file
-WHOLE = (*KEYS, "cluster", "rows")  # columns of int32; all others are of float64
+WHOLE = (*KEYS, "cluster", "rows", "excluded")  # columns of int32; all others are of float64
 
 
 class ClientsHistory:

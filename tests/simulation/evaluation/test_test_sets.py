@@ -87,6 +87,22 @@ def test_at_own_best_round_of_a_run_is_a_loop_over_its_table(result):
         assert score(name, result.history) == pytest.approx(np.mean(best), rel=1e-12)
 
 
+def test_scores_at_each_clients_own_best_round_leave_out_attackers_and_held_out_clients():
+    """As the other metrics of the run do; the table of the clients has these two in rows of their own."""
+    words = SMALL | {"validation": 0.3, "attack": "sign-flip", "attackers": 0.25, "held_out": 0.25}
+    result = jaxfl.run_named("fedavg", "iid-digits", **words, clients_history=True)
+    out = np.asarray(result.data.held_out) | np.asarray(result.data.attack.attacker)
+    table = result.history.clients.to_pandas()
+    assert (table["excluded"] == out[table["client"]]).all() and 0 < out.sum() < 8
+    last = table[(table["round"] == 4) & (table["excluded"] == 0)]
+    assert last["accuracy"].mean() == pytest.approx(result.history[-1]["macro_accuracy"], rel=1e-12)
+    best = [
+        one.loc[one["validation_accuracy"].idxmax(), "accuracy"]
+        for _, one in table[table["excluded"] == 0].groupby("client")
+    ]
+    assert score("macro-valbest", result.history) == pytest.approx(np.mean(best), rel=1e-12)
+
+
 def test_the_rest_of_the_run_is_as_without(result):
     plain = jaxfl.run_named("ifca", "corrupted+shifted+iid-digits", **SMALL, **IFCA | {"test_sets": None})
     for one, other in zip(plain.history, result.history, strict=True):
