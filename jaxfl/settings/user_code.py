@@ -22,13 +22,10 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, TypeGuard
 
-from jaxfl.data.catalog import SHIFTS
 from jaxfl.files import crc, user_path
 from jaxfl.schema import did_you_mean, quoted
 
-SHIFTED = "|".join(SHIFTS)
-# a file may have any name
-ADDRESS = re.compile(rf"(?P<shifts>(?:(?:{SHIFTED})\+)*)(?P<file>.+\.py):(?P<name>\w+)", re.DOTALL)
+ADDRESS = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)", re.DOTALL)  # a file may have any name
 
 
 def is_address(name: Any) -> TypeGuard[str]:
@@ -62,9 +59,14 @@ def file_name(address: str) -> str:
 
 def _parts(address: str) -> dict[str, str]:
     """Returns the shifts, the file and the name of an address."""
+    from jaxfl.data.catalog import SHIFTS  # imports JAX, which no command starts with
+
     found = ADDRESS.fullmatch(address)
     assert found is not None, address
-    return found.groupdict()
+    shifts = ""
+    while (shift := found["file"][len(shifts) :].partition("+")[0]) in SHIFTS:
+        shifts += f"{shift}+"
+    return {"shifts": shifts, "file": found["file"][len(shifts) :], "name": found["name"]}
 
 
 def run_label(name: str) -> str:
@@ -84,6 +86,8 @@ def address_file(address: str) -> Path:
     """
     remedy = "write FILE.py:NAME, with the path from the current folder"
     if "+" in (file := file_name(address)):
+        from jaxfl.data.catalog import SHIFTS
+
         remedy += f"; before data in a file may stand {' or '.join(f'{shift}+' for shift in SHIFTS)}"
     return existing_file(file, remedy)
 
