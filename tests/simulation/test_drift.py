@@ -1,5 +1,6 @@
 """Runs on data that drift: what each round trains on, who takes part, and what is said of it."""
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -15,7 +16,7 @@ from jaxfl.cohort import Plan
 from jaxfl.data import drift
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.methods.base import Method, info, keep_clusters
-from jaxfl.simulation import prepared
+from jaxfl.simulation import prepared, rounds
 from jaxfl.simulation.result import drift_summary
 from jaxfl.simulation.rounds import add_newcomers, arriving_clients
 from jaxfl.simulation.schedule import Schedule
@@ -301,11 +302,21 @@ def test_stages_with_rows_of_their_own_are_one_program(ifca, compiled):
 
 
 @pytest.mark.parametrize("stop", [1, 2, 4, 6])
-def test_a_run_goes_on_in_any_stage(ifca, stop, tmp_path):
+def test_a_run_goes_on_in_any_stage(ifca, stop, tmp_path, monkeypatch):
+    """And with another stage it does not, which is refused before anything compiles, also where it is still to come."""
     options = {**OPTIONS, "rounds": 7, "eval_every": 3}
     whole = jaxfl.run(ifca, BACK, **options)
     kept = {"checkpoint_dir": tmp_path, "checkpoint_every": 1}
     jaxfl.run(ifca, BACK, callbacks=[lambda event: event.round >= stop], **options, **kept)
+    stages = np.asarray(BACK.drift.group)
+    last = np.concatenate([stages[:, :-1], 1 - stages[:, -1:]], 1)
+    ends_elsewhere = dataclasses.replace(BACK, drift=dataclasses.replace(BACK.drift, group=last))
+    later = dataclasses.replace(BACK, drift=dataclasses.replace(BACK.drift, round=BACK.drift.round + [0, 1]))
+    with monkeypatch.context() as patch:
+        patch.setattr(rounds, "compile_rounds", lambda *arguments, **given: pytest.fail("compiled"))
+        for other in (ends_elsewhere, later, STILL):
+            with pytest.raises(ValueError, match=mentions("checkpoint_dir", "holds a run with data", "resume")):
+                jaxfl.run(ifca, other, resume=True, **options, **kept)
     resumed = jaxfl.run(ifca, BACK, resume=True, **options, **kept)
     assert_equal(resumed.state, whole.state, f"resumed after round {stop}")
     assert resumed.summary["drift_stages"] == whole.summary["drift_stages"]
