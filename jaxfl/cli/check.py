@@ -149,7 +149,7 @@ def _print_verdict(console: "Console", outcome: str, law: str, why: str) -> None
     console.print(line)
 
 
-def error_line(error: Exception) -> str:
+def error_line(error: BaseException) -> str:
     """Returns an error on one line, with its place in the user's file if it was raised there.
 
     >>> error_line(AssertionError("info.loss must be [8],\\nis [7]")), error_line(TypeError("no"))

@@ -61,8 +61,9 @@ def decode(
 
     def converted(picture: Any, target: str) -> np.ndarray:
         pixels = np.asarray(_converted(picture, target))
-        for what in () if lacking is None else _lacking(picture):
-            lacking.setdefault(what, []).append(where)
+        if lacking is not None:
+            for what in _lacking(picture):
+                lacking.setdefault(what, []).append(where)
         return pixels
 
     return _opened(where, content, remedy, converted)
