@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jaxfl import data
 from jaxfl.data import clients, conditions, describe, divide, images
-from jaxfl.data.clients import Drift, Ranges, Trigger, array_fields, get_field, replace_field
+from jaxfl.data.clients import Drift, Ranges, Speeds, Trigger, array_fields, get_field, replace_field
 from tests.messages import mentions
 from tests.problems import batch_of
 
@@ -276,6 +276,8 @@ def full_federation():
         trigger=Trigger(np.uint8(255), np.int32(1), 1),
         rate=np.float32(0.5),
         absent=nobody,
+        speeds=Speeds(*(np.float32([1, 2, 3, 4]) for _ in range(4))),
+        most_steps=9 + numbers,
         drift=Drift(
             np.array([5], np.int32),
             *(one[:, None] for one in (numbers, 5.0 * numbers, numbers, numbers, nobody, nobody)),
