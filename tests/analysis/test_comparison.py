@@ -585,6 +585,7 @@ def test_the_metric_that_runs_are_compared_by_is_shown(tmp_path):
     assert "train_loss mean" in found.to_csv()
 
 
+@pytest.mark.slow
 def test_runs_on_other_files_are_other_settings(tmp_path):
     """The user's own files have no name that tells them apart."""
     small = {"rounds": 1, "cohort": 4, "model": "logistic"}
@@ -723,6 +724,7 @@ def test_runs_under_other_settings_of_jax_are_other_rows_and_not_paired(tmp_path
     assert re.search(mentions("note", 2, f"{name}={value}"), capsys.readouterr().err)
 
 
+@pytest.mark.slow
 def test_the_summary_names_the_sampler(tmp_path):
     data = jaxfl.data.load("rotated-digits", num_clients=4, rows_per_client=20)
     task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)

@@ -49,6 +49,7 @@ def _trained(task, key, served, data, client):
     return tree.ravel(train(key_for(key, Stream.FINETUNE, ROUNDS, client), served, data, client)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("plan", "size"), [("auto", 650), (Plan(3), 64)])
 def test_sketches_are_those_of_clients_trained_one_at_a_time(ran, plan, size):
     method, result = ran
@@ -95,6 +96,7 @@ def test_nobody_attacks_or_is_late(ran):
     np.testing.assert_allclose(found.points, plain.points, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_clients_never_sampled_are_assigned(ran):
     method, result = ran
     ifca = methods.ifca(method.task, optax.sgd(0.1), num_clusters=2)

@@ -79,6 +79,7 @@ def test_a_pipe_that_does_not_wait_gets_everything():
     assert process.wait(60) == 0
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_nothing_can_be_written(tmp_path):
     out = tmp_path / "a"
     assert call(["-m", "jaxfl", *RUN, "--out", str(out)], ">/dev/full 2>&1") == (0, "", "")

@@ -79,6 +79,7 @@ def test_two_workers_make_what_a_run_on_one_core_makes(tmp_path):
     assert histories(tmp_path / "1") == histories(tmp_path / "2")
 
 
+@pytest.mark.slow
 def test_a_sweep_by_workers(tmp_path, capsys):
     words = ["fedavg,ifca", *SMALL, "--rounds", 1, "--out", tmp_path, "--jobs", "2", "--set", "ifca.num_clusters=99,2"]
     words += ["--set", f"learning_rate={'0' * 200_000}.1"]  # longer than the system lets an argument of a process be

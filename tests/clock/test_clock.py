@@ -234,6 +234,7 @@ def test_a_deadline_drops_the_late_clients_and_no_others(timed):
     np.testing.assert_allclose(found.summary["participation_by_speed"], rates[fast].mean(1))
 
 
+@pytest.mark.slow
 def test_late_clients_send_the_whole_steps_that_fit(tmp_path):
     data = linear_federation((4,) * 8, (0, 1) * 4)
     clock = ClientClock(devices(tmp_path / "slow.csv", data))
@@ -255,6 +256,7 @@ def test_late_clients_send_the_whole_steps_that_fit(tmp_path):
     assert_same_bits(one, run(None, data, two_steps, rounds=1, cohort=8, sampler=alone))
 
 
+@pytest.mark.slow
 def test_more_clients_are_asked_and_the_first_are_aggregated():
     found = run(ClientClock("lognormal", over_select=1.5), DATA, cohort=4)
     assert found.summary["mean_participants"] == 4 and found.summary["cut"] == ROUNDS * 2

@@ -17,6 +17,7 @@ COHORT = (0, 2, 3)
 FORWARD = 2 * 20 * (64 * 16 + 16 * 10)  # operations of one pass over the rows of a client
 
 
+@pytest.mark.slow
 @pytest.mark.rotating(weeks=27)
 @pytest.mark.parametrize("name", METHODS)
 def test_the_clients_of_a_round_work_and_no_others_work_more(name):

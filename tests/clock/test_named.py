@@ -27,6 +27,7 @@ def finished(tmp_path_factory):
     return result, folder / "a"
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_its_copy_of_the_devices(finished):
     result, folder = finished
     header, *rows = (folder / "clients.csv").read_text().splitlines()

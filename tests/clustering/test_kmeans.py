@@ -89,6 +89,7 @@ def test_seeds_are_drawn_by_weight_times_squared_distance():
     np.testing.assert_allclose((second == 1).mean(), 0.5, atol=0.12)
 
 
+@pytest.mark.slow
 @given(seed=SEEDS, clusters=st.integers(1, 3))
 def test_no_partition_of_separated_points_is_better(seed, clusters):
     points = blobs(seed, groups=clusters, members=6 // clusters, spread=1.0)[0]

@@ -755,6 +755,7 @@ def test_smoke_of_fesem(tmp_path, monkeypatch):
     assert [one["cluster"] for one in rows] == list(range(1, len(rows) + 1)), "numbered as in the picture"
 
 
+@pytest.mark.slow
 def test_smoke_of_cfl(tmp_path):
     """One row, which fills both tables, and the study: its splits are those of the run, drawn and counted."""
     for only in ("/ CFL /", "Norms"):

@@ -48,6 +48,7 @@ def test_smoke_makes_nothing_twice(smoke, capsys):
     ]
 
 
+@pytest.mark.slow
 def test_a_number_is_what_its_command_makes(smoke):
     """The learning rate reaches the shared program as a number, and rows are added to the lists of smaller seeds."""
     one = next(one for one in table.standings(SMOKE, smoke) if one.row == "fedavg").lines[1]

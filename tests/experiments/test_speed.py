@@ -176,6 +176,7 @@ def test_memory_that_is_planned_is_measured(tmp_path):
     assert json.loads(out.read_text())["taken"] == record["taken"]
 
 
+@pytest.mark.slow
 def test_a_mapped_population_trains_and_is_measured_beside_a_resident_one(tmp_path, capsys):
     script = importlib.import_module("experiments.speed.population")
     sizes = ["--population", "300", "--resident", "20", "--clients", "2", "--rounds", "2", "--turns", "1"]
@@ -333,6 +334,7 @@ def records_of(part, folder, capsys):
     return records, said
 
 
+@pytest.mark.slow
 @pytest.mark.rotating(weeks=3)
 @pytest.mark.parametrize(
     "part", ["precision", "reductions", "w1", "w5", "w7", "seeds", pytest.param("launch", marks=pytest.mark.slow)]
@@ -371,6 +373,7 @@ def test_options_of_an_arm_reach_the_compiler(monkeypatch):
         engine.jit(lambda x: x + 1)(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("part", "names", "clients"), [("w2", ["w2"], 2), ("w3", W3, 4), ("w6", ["w6"], 3)])
 def test_parts_of_the_kit_are_comparisons(part, names, clients, tmp_path, capsys):
     """With the automatic chunk, and with one."""

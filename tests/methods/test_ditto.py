@@ -282,6 +282,7 @@ def test_which_rows_are_held_back_is_the_keys(key):
     assert rows[0] == rows[1] != rows[2] and rows[0] != set(range(160, 200))
 
 
+@pytest.mark.slow
 @pytest.mark.rotating
 @pytest.mark.parametrize("solver", [None, methods.fesem(TASK, sgd(), num_clusters=2, **EPOCHS)], ids=["own", "fesem"])
 def test_validation_rows_train_nothing(solver, key):

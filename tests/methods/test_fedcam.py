@@ -235,6 +235,7 @@ def test_without_a_global_model_it_is_its_base(name, key):
     equal(state.cluster, wanted.cluster)
 
 
+@pytest.mark.slow
 def test_without_models_of_clusters_it_is_fedavg(key):
     ours, fedavg = made("wecfl_cam"), made_fedavg()
     state, wanted = ours.init(key, DATA), fedavg.init(key, DATA)
@@ -365,6 +366,7 @@ def test_a_model_that_stays_is_in_a_test_and_running_averages_go_on(key):
         assert bool(tree.is_finite(result.state.centres)) and np.isfinite(result.summary["micro_accuracy"])
 
 
+@pytest.mark.slow
 @pytest.mark.rotating
 @pytest.mark.parametrize("law", ["nobody", "cohort order", "sick client", "server sees"])
 def test_clustering_from_scratch_keeps_the_laws(law):

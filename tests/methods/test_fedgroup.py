@@ -177,6 +177,7 @@ def test_groups_without_members_stay_out_of_it():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.rotating
 @pytest.mark.parametrize("alone", [1, 4])
 def test_a_round_of_clients_that_count_for_nothing_moves_no_group(alone, key):

@@ -196,6 +196,7 @@ def test_a_descriptor_does_not_depend_on_the_order_of_rows_and_its_first_part_no
     assert (found[4, :, 1:] == -1).all(1).any() and not (found[4, :, 0] == -1).any()  # one row, of one class
 
 
+@pytest.mark.slow
 def test_a_newcomers_labels_change_nothing(key):
     """The held-out client has the labels of the other group: it is placed as before, but for `labelled`."""
     labels = np.array(DATA.labels)

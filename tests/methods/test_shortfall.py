@@ -183,6 +183,7 @@ def test_a_method_with_something_of_each_client_needs_them_twice(rounds, cohort,
     assert jaxfl.run(methods.fedavg(TASK, SGD), DATA, rounds=1, cohort=2).summary["shortfall"] == ""
 
 
+@pytest.mark.slow
 def test_the_table_of_a_run_says_it(tmp_path):
     words = "run flhc --data rotated-digits --rounds 2 --cohort 2 --set model=logistic --seeds 0,1 --quiet --out"
     result = CliRunner().invoke(app, [*words.split(), str(tmp_path / "a"), "--set", "num_clients=8"])

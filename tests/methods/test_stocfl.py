@@ -288,6 +288,7 @@ def auto_after(rounds, digits, key, data):
     return state
 
 
+@pytest.mark.slow
 def test_auto_does_not_split_one_distribution(digits):
     with jax.enable_x64(False):
         method, data = digits

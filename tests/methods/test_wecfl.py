@@ -193,6 +193,7 @@ def test_clients_join_the_centre_that_moves_them_least(key):
         join(key, after, data.subset(range(4)), [0])
 
 
+@pytest.mark.slow
 @pytest.mark.rotating
 @pytest.mark.parametrize("law", ["nobody", "cohort order", "sick client"])
 def test_clustering_from_scratch_keeps_the_laws(law):

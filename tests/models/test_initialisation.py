@@ -31,6 +31,7 @@ def data():
     return jaxfl.data.load("rotated-digits", num_clients=4, rows_per_client=10)
 
 
+@pytest.mark.slow
 def test_every_layer_starts_as_in_pytorch(data, monkeypatch):
     monkeypatch.setattr(adapters, "_reads_padding", lambda *_: False)  # compiles the network
     own, task = (jaxfl.classification(network, data) for network in (Mixed(), pytorch_start(Mixed())))

@@ -458,6 +458,7 @@ def test_local_steps_are_refused(method, items, words):
         options.route(method, "rotated-digits", items)
 
 
+@pytest.mark.slow
 def test_steps_of_a_named_run_are_those_of_as_many_epochs():
     """Of clients with 25 rows each and batches of 5, ten steps are two epochs."""
     small = {"num_clients": 4, "rows_per_client": 25, "model": "logistic", "batch_size": 5, "rounds": 2, "cohort": 1.0}

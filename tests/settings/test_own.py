@@ -340,6 +340,7 @@ def test_a_run_keeps_the_file_and_is_resumed_and_loaded(mine):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_sweeps_and_plans_take_files(mine):
     words = [*OWN[:2], "--set", "optimizer=sgd,mine.py:descent", "--set", "decay=0.0,0.1", "--rounds", 1]
     result = call("sweep", "fedavg", *words, "--set", "model=logistic", "--out", "all", "--jobs", 1)

@@ -71,6 +71,7 @@ def test_a_canary_without_its_coin_is_as_if_absent(canaries):
         np.testing.assert_allclose(leaf, same, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_canaries_are_told_unless_they_whisper():
     """Of 48 canaries of long vectors all are right; of vectors far shorter than the updates about half are."""
     correct = {}

@@ -77,6 +77,7 @@ def without_memory(state):
     return getattr(state, "inner", state)
 
 
+@pytest.mark.slow
 @pytest.mark.rotating(weeks=64)
 @pytest.mark.parametrize("condition", [one for one in CONDITIONS if one not in SAME])
 @pytest.mark.parametrize("wire", WIRES)

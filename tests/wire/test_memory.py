@@ -106,6 +106,7 @@ def test_each_pass_has_a_memory_of_its_own(name, key):
 SMALL = {"num_clients": 8, "rows_per_client": 20, "model": "logistic", "cohort": 4, "compress": "topk:0.05"}
 
 
+@pytest.mark.slow
 def test_a_run_with_memory_goes_on_and_is_the_same_with_rows_on_the_host(tmp_path):
     given = {**SMALL, "error_feedback": True, "rounds": 4, "eval_every": 2}
     whole = jaxfl.run_named("ditto", "rotated-digits", **given, out=tmp_path / "whole")

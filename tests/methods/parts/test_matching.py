@@ -83,6 +83,7 @@ def flat(model):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(model)])
 
 
+@pytest.mark.slow
 @pytest.mark.rotating
 def test_another_order_computes_the_same_and_is_found_again(network):
     task, layers, model, batch = network
@@ -93,6 +94,7 @@ def test_another_order_computes_the_same_and_is_found_again(network):
     np.testing.assert_array_equal(flat(found), flat(model))
 
 
+@pytest.mark.slow
 @pytest.mark.rotating
 def test_the_matched_mean_of_permuted_copies_is_the_network_and_their_mean_by_index_is_not(network):
     task, layers, model, batch = network

@@ -36,6 +36,7 @@ def test_a_rate_is_another_learning_rate(name, options, key):
     assert_close(found, wanted, "half the steps are those of half the learning rate")
 
 
+@pytest.mark.slow
 def test_the_schedule_goes_by_the_round():
     """Wherever the rows and the seeds are; a schedule on top of another one multiplies it."""
     method, data, key = METHODS["fedavg"].factory(TASK, optax.sgd(0.3), local_epochs=1), federation(), jax.random.key(0)

@@ -113,6 +113,7 @@ def test_one_client_is_asked_for_at_a_time():
 PERSONAL = ("fedper",)  # a cluster is the number of a client, and the new ones have others
 
 
+@pytest.mark.slow
 @pytest.mark.rotating(weeks=3)
 @pytest.mark.rotating
 # One of each kind: models by loss, by gradients, by a tree of splits, by subspaces of rows, by updates, and by client.
@@ -139,6 +140,7 @@ def test_clients_who_were_not_there_are_served_as_those_held_out(method, setting
     assert found.metrics["unseen_micro_accuracy"] == pytest.approx(whole, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_after_a_drift_new_clients_are_placed_by_the_clusters_of_the_run():
     """Found again among those who are there in the end, they would have other numbers, from 0 on."""
     few = {"num_clients": 8, "rows_per_client": 40, "model": "logistic", "drift_round": 1, "leave": 0.25}

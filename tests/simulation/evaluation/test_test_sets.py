@@ -115,6 +115,7 @@ def test_the_rest_of_the_run_is_as_without(result):
         }
 
 
+@pytest.mark.slow
 def test_rows_on_the_host_and_data_that_drift_are_tested_alike():
     options = {"drift": "sudden", "drift_round": 3, "test_sets": "shared", "batch_size": 10}
     both = [jaxfl.run_named("fedavg", "rotated-digits", **SMALL, **options, resident=one) for one in (True, False)]

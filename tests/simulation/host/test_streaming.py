@@ -46,6 +46,7 @@ def both(method, data=DATA, **options):
     return resident, streamed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_rows_on_the_host_change_nothing(name):
     both(METHODS[name])
