@@ -39,7 +39,7 @@ def shifts_before(address: str) -> tuple[str, ...]:
     >>> shifts_before("rotated+swapped+mine.py:clients"), shifts_before("mine+yours.py:clients")
     (('rotated', 'swapped'), ())
     """
-    return tuple(_parts(address)["shifts"].split("+")[:-1])
+    return tuple(_address_parts(address)["shifts"].split("+")[:-1])
 
 
 def in_file(address: str, file: str | Path) -> str:
@@ -48,16 +48,16 @@ def in_file(address: str, file: str | Path) -> str:
     >>> in_file("rotated+mine.py:clients", "copy/mine.py")
     'rotated+copy/mine.py:clients'
     """
-    parts = _parts(address)
+    parts = _address_parts(address)
     return f"{parts['shifts']}{file}:{parts['name']}"
 
 
 def file_name(address: str) -> str:
     """Returns the file of an address, as it is written."""
-    return _parts(address)["file"]
+    return _address_parts(address)["file"]
 
 
-def _parts(address: str) -> dict[str, str]:
+def _address_parts(address: str) -> dict[str, str]:
     """Returns the shifts, the file and the name of an address."""
     from jaxfl.data.catalog import SHIFTS  # imports JAX, which no command starts with
 
@@ -184,7 +184,7 @@ def load(address: str) -> Any:
     Raises:
         ValueError: there is no such file, it cannot be executed, or it has no such name.
     """
-    path, name = address_file(address), _parts(address)["name"]
+    path, name = address_file(address), _address_parts(address)["name"]
     content = path.read_bytes()
     if _copies.get(path.resolve(), sha256(content)) != sha256(content):
         raise ValueError(f"{path} has changed since it was checked; load the run again.")

@@ -86,13 +86,13 @@ def federation_per_seed(data: FederatedData | Sequence[FederatedData], seeds: in
         raise ValueError(f"data must be one federation, or one for each of {seeds} seeds, got {len(data)}.")
     if (shared := share_equal_arrays(data)) is None:
         raise ValueError(
-            f"data must have the same shapes for every seed, got {_difference(data)}; run the seeds one by one: "
+            f"data must have the same shapes for every seed, got {_shape_difference(data)}; run the seeds one by one: "
             "jaxfl.run(method, data[i], seed=seeds[i])."
         )
     return shared
 
 
-def _difference(data: Sequence[FederatedData]) -> str:
+def _shape_difference(data: Sequence[FederatedData]) -> str:
     """Returns a phrase with what differs between federations that have no program in common."""
     counts = [cohort_size(1.0, one) for one in data]
     if len(set(counts)) > 1:

@@ -62,7 +62,7 @@ def decode(
     def converted(picture: Any, target: str) -> np.ndarray:
         pixels = np.asarray(_converted(picture, target))
         if lacking is not None:
-            for what in _lacking(picture):
+            for what in _lost_content(picture):
                 lacking.setdefault(what, []).append(where)
         return pixels
 
@@ -115,7 +115,7 @@ def read_all(paths: Sequence[Path], *, size: int | None = None, colour: bool = F
             from PIL import Image
 
             converted = _converted(picture, "RGB" if channels else target)
-            lacks[row] = _lacking(picture)
+            lacks[row] = _lost_content(picture)
             return np.asarray(converted.resize((size, size), Image.Resampling.BICUBIC) if size else converted)
 
         return _opened(str(path), path, remedy, scaled)
@@ -159,7 +159,7 @@ def _converted(picture: Any, target: str) -> Any:
     return (picture.convert("RGBA") if picture.mode == "P" else picture).convert(target)
 
 
-def _lacking(picture: Any) -> tuple[str, ...]:
+def _lost_content(picture: Any) -> tuple[str, ...]:
     """Returns which of `LACKS` a decoded picture has."""
     turned, frames, transparent = LACKS
     orientation = 1
