@@ -61,6 +61,7 @@ FORMER_NETWORK: tuple[str, dict[str, Any]] = ("mlp", {"hidden": (2048,)})
 OWNERS = ("data", "method", "model", "task", "optimizer", "server", "run")
 # What a task is built of: its numbers are constants of the programs, see `build`.
 UNTRACED = ("data", "model", "task")
+CHOICES = ("model", "optimizer", "server_optimizer")  # keys that name an owner
 FILES_OF_RUNS = {"weights", "clock"}  # options of every run that name a file
 CLOCK_REMEDY = f"take clock={', '.join(PROFILES)}, or write the path of a csv file from the current folder"
 MAX_SHARED_BUILDS = 32  # those of the last settings, each with a task
@@ -244,9 +245,6 @@ def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Se
     wire_options.check_takes_noise(method, chosen["method"], chosen["run"])
     check_required(chosen, options, named)
     return Settings(method, data, model, optimizer, server, **chosen)
-
-
-CHOICES = ("model", "optimizer", "server_optimizer")
 
 
 def by_owner(wanted: Mapping[str, Any], known: Sequence[Option], where: str) -> dict[str, dict[str, Any]]:
