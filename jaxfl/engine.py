@@ -24,6 +24,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.server import aggregate, coordinate_sums
 from jaxfl.server.aggregate import add_many, add_one
 from jaxfl.server.coordinate_sums import PRODUCT_CLIENTS, ClientWork
+from jaxfl.server.flight_context import active_flight
 from jaxfl.server.wire_context import active_wire
 from jaxfl.typing import Array, Params
 
@@ -116,10 +117,13 @@ def over_owners(
 def _over_cohort(
     fn: Callable[..., tuple], shared: Any, cohort: Cohort, own: Params | None, rows: Sequence[Params]
 ) -> tuple[Any, Any, Params | None]:
-    """Returns `over_owners`, or where `own` is None `over_clients`: through the wire, where one is set."""
-    if (wire := active_wire()) is not None:
-        return wire.over(_run_cohort, fn, shared, cohort, own, rows)
-    return _run_cohort(fn, shared, cohort, own, rows)
+    """Returns `over_owners`, or where `own` is None `over_clients`: through the wire, where one is set.
+
+    In an asynchronous round each client works from what it was sent at its start.
+    """
+    flight, wire = active_flight(), active_wire()
+    run = _run_cohort if flight is None else functools.partial(flight.over, _run_cohort)
+    return run(fn, shared, cohort, own, rows) if wire is None else wire.over(run, fn, shared, cohort, own, rows)
 
 
 def _run_cohort(

@@ -40,6 +40,7 @@ class Stream(enum.IntEnum):
     NOISE = 15  # noise of sums, for differential privacy
     AUGMENT = 16  # changes of a step's training images
     CLOCK = 17  # speeds of the clients' devices
+    ARRIVALS = 18  # clients that start in the course of an asynchronous round, and the order of draws
 
 
 def check_seed(seed: int) -> int:

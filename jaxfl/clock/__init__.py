@@ -23,6 +23,7 @@ import dataclasses
 import os
 from typing import Any
 
+from jaxfl.clock.asynchronous.rule import Kind, Rule, check_rule
 from jaxfl.clock.policies import Late, Policy, RoundDeadline, check_policy
 from jaxfl.clock.profiles import By, is_file, speeds_of
 from jaxfl.data.clients import FederatedData, Speeds
@@ -31,6 +32,8 @@ from jaxfl.schema import checked
 from jaxfl.typing import Key
 
 __all__ = ["ClientClock", "Policy", "Speeds", "speeds_of"]
+
+AGGREGATION = ("buffer", "staleness", "mixing", "max_staleness", "cluster_buffer")  # options of `Rule`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +50,11 @@ class ClientClock:
             waits for all.
         late: what happens to clients that are late: `"drop"`, or `"partial"`, where they send the whole steps that fit.
         min_reports: fewest clients of a round, for which it waits beyond the deadline.
+        asynchronous: `"fedbuff"` or `"fedasync"`: the server waits for no client, and the cohort is the number of
+            clients that work at a time, see `jaxfl.clock.asynchronous`; a round of the run is then a step of the
+            server. None has synchronous rounds.
+        buffer, staleness, mixing, max_staleness, cluster_buffer: of asynchronous aggregation, see
+            `jaxfl.clock.asynchronous.rule.Rule`.
 
     Raises:
         ValueError: a number is out of range, or has no effect.
@@ -59,15 +67,29 @@ class ClientClock:
     deadline: RoundDeadline = None
     late: Late = "drop"
     min_reports: int = 1
+    asynchronous: Kind | None = None
+    buffer: int | None = None
+    staleness: str = "polynomial"
+    mixing: float = 0.6
+    max_staleness: int | None = None
+    cluster_buffer: int | None = None
 
     def __post_init__(self):
         _check_devices(os.fspath(self.speeds), sigma=self.sigma, by=self.by)
         check_policy(self.policy)
+        _check_asynchronous(self)
 
     @property
     def policy(self) -> Policy:
         """The policy of the rounds."""
         return Policy(self.over_select, self.deadline, self.late, self.min_reports)
+
+    @property
+    def rule(self) -> Rule | None:
+        """The rule of asynchronous aggregation; None of synchronous rounds."""
+        if self.asynchronous is None:
+            return None
+        return Rule(self.asynchronous, **{name: getattr(self, name) for name in AGGREGATION})
 
     def attach(self, data: FederatedData, key: Key) -> FederatedData:
         """Returns the federation with the clients' devices.
@@ -87,7 +109,29 @@ class ClientClock:
         """Returns what the numbers of a run depend on, ready for JSON: of a file its content."""
         path = os.fspath(self.speeds)
         profile = f"file-{crc(user_path(path).read_bytes())}" if is_file(path) else path
-        return {**dataclasses.asdict(self), "speeds": profile}
+        unused = ("asynchronous", *AGGREGATION) if self.asynchronous is None else ()
+        known = {name: value for name, value in dataclasses.asdict(self).items() if name not in unused}
+        return {**known, "speeds": profile}
+
+
+def _check_asynchronous(clock: ClientClock) -> None:
+    """Raises ValueError if an option of asynchronous aggregation is out of range, or has no effect."""
+    usual = {one.name: one.default for one in dataclasses.fields(ClientClock)}
+    if clock.asynchronous is None:
+        for name in AGGREGATION:
+            if (value := getattr(clock, name)) != usual[name]:
+                raise ValueError(
+                    f"{name} needs asynchronous aggregation, got {value} without it; give asynchronous=fedbuff."
+                )
+        return
+    assert clock.rule is not None
+    check_rule(clock.rule)
+    for name in Policy._fields[:4]:
+        if (value := getattr(clock, name)) != usual[name]:
+            raise ValueError(
+                f"{name} must be left out with asynchronous={clock.asynchronous}, got {value}: no round waits for "
+                "clients."
+            )
 
 
 @checked

@@ -86,11 +86,21 @@ def timed_round(
     return state, reported, info, RoundTimes(cohort.mask, worked, end, reports.waited, cut * each)
 
 
+def work_seconds(work: RoundWork, up: Array, down: Array, speeds: Speeds) -> Array:
+    """Returns the seconds of each client `[N]`.
+
+    Args:
+        work: of the round.
+        up, down: bytes of all clients that work `[]`.
+        speeds: of all clients.
+    """
+    number = jnp.maximum(work.there.sum(), 1).astype(jnp.float32)
+    return client_seconds(work.operations, up / number, down / number, speeds, jnp.arange(len(work.there)))
+
+
 def _seconds(work: RoundWork, up: Array, down: Array, speeds: Speeds, cohort: Cohort) -> tuple[Array, Array]:
     """Returns the seconds of the cohort's clients `[C]`, and of the slowest client outside of it that works `[]`."""
-    number = jnp.maximum(work.there.sum(), 1).astype(jnp.float32)
-    everybody = jnp.arange(len(work.there))
-    seconds = client_seconds(work.operations, up / number, down / number, speeds, everybody)
+    seconds = work_seconds(work, up, down, speeds)
     inside = jnp.where(cohort.mask, cohort.ids, len(work.there))
     outside = work.there.at[inside].set(False, mode="drop")
     return seconds[cohort.ids], jnp.where(outside, seconds, 0).max(initial=0)

@@ -166,17 +166,17 @@ def _needed_inputs(equation: core.JaxprEqn, outs: Sequence[bool]) -> list[bool]:
         return [False] * count
     inner = inner_programs(equation.params)
     if name in CALLS and len(inner) == 1:
-        return _needed_arguments(inner[0], outs)
+        return needed_arguments(inner[0], outs)
     if name == "cond":
-        each = [_needed_arguments(one, outs) for one in equation.params["branches"]]
+        each = [needed_arguments(one, outs) for one in equation.params["branches"]]
         return [True, *map(any, zip(*each, strict=True))]
     if any(outs) or name not in ("scan", "while"):
         return [True] * count
     body, before = _loop_body(equation)
-    return [*[False] * before, *_needed_arguments(body, [False] * len(_open(body)[0].outvars))]
+    return [*[False] * before, *needed_arguments(body, [False] * len(_open(body)[0].outvars))]
 
 
-def _needed_arguments(program: Jaxpr, wanted: Sequence[bool]) -> list[bool]:
+def needed_arguments(program: Jaxpr, wanted: Sequence[bool]) -> list[bool]:
     """Returns which inputs of a program its notes and its wanted results depend on."""
     needed = _needed(program, wanted)
     return [atom in needed for atom in _open(program)[0].invars]

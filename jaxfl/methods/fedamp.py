@@ -47,6 +47,7 @@ from jaxfl.methods.exposure import Seen, server_sees
 from jaxfl.methods.parts.personal import mark_trained, over_rows, personal_info
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import Traceable, checked, is_known
+from jaxfl.server.flight_context import refuse_asynchronous
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
@@ -138,6 +139,7 @@ def fedamp(
         return (), row, loss, tree.is_finite(trained)
 
     def round(key: Key, state: FedAMPState, data: FederatedData, cohort: Cohort) -> tuple[FedAMPState, Info]:
+        refuse_asynchronous("fedamp", "it compares all models, which must be of one round; take fedper")
         shared = key, (state.models, state.trained, state.round), data
         passed = over_rows(client, shared, cohort, state.models)
         info = personal_info(passed, cohort, data.num_clients, base.shape_of(state.models))

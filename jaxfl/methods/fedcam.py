@@ -73,6 +73,7 @@ from jaxfl.random import Stream, key_for
 from jaxfl.schema import Traceable, checked, is_zero
 from jaxfl.server import aggregate, optimizers
 from jaxfl.server.aggregate import Weighting
+from jaxfl.server.flight_context import update_start
 from jaxfl.tasks import Task, additive, for_each, residual_task
 from jaxfl.tasks.additive import offset_losses_of
 from jaxfl.typing import Array, Key, Params
@@ -493,7 +494,7 @@ def contributions(
     Both count, or none.
     """
     weight = jnp.where(trained.finite, aggregate.client_weight(data, client, weighting), 0)
-    slots, start = base.slots_of(state.centres), tree.take(state.centres, before)
+    slots, start = base.slots_of(state.centres), tree.take(state.centres, update_start(before, found))
     return (
         aggregate.contribute(trained.model, weight, start=state.model),
         aggregate.contribute(trained.own, weight, found, slots, start=start),

@@ -57,6 +57,7 @@ from jaxfl.methods.parts.vectors import last_layer
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import Traceable, checked, is_known, is_zero
 from jaxfl.server import aggregate, optimizers
+from jaxfl.server.flight_context import refuse_asynchronous
 from jaxfl.server.wire_context import refuse_wire
 from jaxfl.tasks import Task, masked_mean
 from jaxfl.typing import Array, Key, Params
@@ -223,6 +224,7 @@ def fedccfa(
         return aggregate.contribute(new_rest, weight, start=rest), (loss, finite, vectors, sums.counts), row
 
     def round(key: Key, state: FedCCFAState, data: FederatedData, cohort: Cohort) -> tuple[FedCCFAState, Info]:
+        refuse_asynchronous("fedccfa", "it compares the classifiers of a round; take fedper")
         refuse_wire("fedccfa", NO_WIRE)
         shared = key, (state.base, state.initial, state.round), data
         sums, (loss, finite, vectors, counts), rows = over_owners(client, shared, cohort, state.own)

@@ -45,6 +45,7 @@ from jaxfl.methods.parts import everybody
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import Traceable, checked
 from jaxfl.server import aggregate
+from jaxfl.server.flight_context import refuse_asynchronous
 from jaxfl.server.wire_context import refuse_noise, refuse_wire
 from jaxfl.tasks import Task, without_averages
 from jaxfl.typing import Array, Key, Params
@@ -145,6 +146,7 @@ def feddyn(
         return aggregate.contribute(contribution, weight), loss, row
 
     def round(key: Key, state: FedDynState, data: FederatedData, cohort: Cohort) -> tuple[FedDynState, Info]:
+        refuse_asynchronous("feddyn", "its server adds up corrections of one round; take fedprox")
         if keeps_last:
             refuse_wire(
                 'served="everybody"', "it needs two updates of each client, which sends one model; take sent or average"

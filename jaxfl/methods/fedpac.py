@@ -54,6 +54,7 @@ from jaxfl.methods.parts.vectors import last_layer
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import Traceable, checked, is_known, is_zero
 from jaxfl.server import aggregate, optimizers
+from jaxfl.server.flight_context import refuse_asynchronous
 from jaxfl.server.wire_context import refuse_wire
 from jaxfl.tasks import Task, masked_mean
 from jaxfl.typing import Array, Key, Params
@@ -188,6 +189,7 @@ def fedpac(
         return sums, (loss, finite, feature_statistics(before)), tree.where(finite, new_head, own)
 
     def round(key: Key, state: FedPACState, data: FederatedData, cohort: Cohort) -> tuple[FedPACState, Info]:
+        refuse_asynchronous("fedpac", "it combines the heads of a round by statistics of one base; take fedper")
         refuse_wire("fedpac", NO_WIRE)
         shared = key, (state.base, state.anchors, state.known, state.round), data
         sums, (loss, finite, statistics), rows = over_owners(client, shared, cohort, state.heads)

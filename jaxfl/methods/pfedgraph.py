@@ -50,6 +50,7 @@ from jaxfl.methods.parts.personal import mix_rows, moved_mean, over_rows
 from jaxfl.methods.parts.vectors import compared_leaves
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import Traceable, checked, is_known, is_zero
+from jaxfl.server.flight_context import refuse_asynchronous
 from jaxfl.tasks import Task, without_averages
 from jaxfl.tasks.contract import averages_of
 from jaxfl.typing import Array, Key, Params
@@ -155,6 +156,7 @@ def pfedgraph(
         return (), own._replace(model=trained), loss, tree.is_finite(trained)
 
     def round(key: Key, state: PFedGraphState, data: FederatedData, cohort: Cohort) -> tuple[PFedGraphState, Info]:
+        refuse_asynchronous("pfedgraph", "it compares the models of a round, of one start; take fedper")
         passed = over_rows(client, (key, state.round, data), cohort, state.own)
         size = data.train.size[cohort.ids].astype(jnp.float32)
         valid = cohort.mask & passed.finite & (size > 0)

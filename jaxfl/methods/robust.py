@@ -48,6 +48,7 @@ from jaxfl.methods.parts.vectors import compared_leaves, to_vector
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server.aggregators import trimmed_mean
+from jaxfl.server.flight_context import refuse_asynchronous
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
@@ -144,6 +145,7 @@ def robust(
         )
 
     def round(key: Key, state: RobustState, data: FederatedData, cohort: Cohort) -> tuple[RobustState, Info]:
+        refuse_asynchronous("robust", "it compares the models of a round, of one start; take ifca")
         # [C, ...]: no sum holds the ranks that a trimmed mean needs
         trained_models, loss = train_cohort(train, key, state, data, cohort)
         found = state.cluster[cohort.ids]

@@ -42,6 +42,7 @@ from jaxfl.methods.parts import everybody
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate, optimizers
+from jaxfl.server.flight_context import refuse_asynchronous
 from jaxfl.tasks import Task, check_trains, without_dropout
 from jaxfl.typing import Array, Key, Params
 
@@ -132,6 +133,7 @@ def scaffold(
         return aggregate.contribute(contribution, weight, start=(model, None)), loss, row
 
     def round(key: Key, state: ScaffoldState, data: FederatedData, cohort: Cohort) -> tuple[ScaffoldState, Info]:
+        refuse_asynchronous("scaffold", "its control variates are corrections of one round; take fedavg")
         model, control = state.model, state.control
         total, loss, rows = over_owners(client, (key, (model, control, state.round), data), cohort, state.controls)
         average = tree.take(aggregate.mean(total, empty=tree.repeat((model, control), 1)), 0)[0]

@@ -15,6 +15,7 @@ from flax import struct
 from jaxfl import tree
 from jaxfl.data.clients import FederatedData
 from jaxfl.schema import checked
+from jaxfl.server.flight_context import active_flight
 from jaxfl.server.wire_context import active_wire
 from jaxfl.typing import Array, Params
 
@@ -29,7 +30,7 @@ class Contribution:
     weight: Array  # [] float; or [K], a weight in each of the sums
     cluster: Array  # [] int32, which sum it goes to; out of range adds nothing. Not looked at where there are K weights
     num_clusters: int = struct.field(pytree_node=False, default=1)
-    start: Params | None = None  # what the client has received in the place of the values; None but for a wire
+    start: Params | None = None  # what the client has received in the place of the values, where that is used
 
 
 @struct.dataclass
@@ -39,7 +40,7 @@ class Total:
     values: Params  # [K, ...] weighted sums
     weight: Array  # [K] float
     diverged: Array  # [] int32, clients left out because their values were not finite, see `tree.is_finite`
-    # of a wire with noise: the values are sums of updates, and the weight is a denominator that counts no clients
+    # of a wire with noise, and of asynchronous rounds: the values are sums of updates, the weight is their denominator
     relative: bool = struct.field(pytree_node=False, default=False)
 
 
@@ -58,11 +59,11 @@ def contribute(
         weight: `[]`, in the sum.
         cluster: `[]`, which sum it is added to.
         num_clusters: K.
-        start: the model that the client has received in the place of `values`, from which a wire takes the update (see
-            `jaxfl.wire`); None, also in the place of a part of `values`, if they are an update themselves, such as a
-            gradient. Without a wire it is not used.
+        start: the model that the client has received in the place of `values`, from which a wire (see `jaxfl.wire`)
+            and asynchronous rounds (see `jaxfl.clock.asynchronous`) take the update; None, also in the place of a part
+            of `values`, if they are an update themselves, such as a gradient. Elsewhere it is not used.
     """
-    start = None if active_wire() is None else start
+    start = None if active_wire() is None and active_flight() is None else start
     return Contribution(values, weight, jnp.asarray(cluster, jnp.int32), num_clusters, start)
 
 

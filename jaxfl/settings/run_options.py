@@ -6,7 +6,8 @@ from typing import Any, Literal
 import jax.numpy as jnp
 
 from jaxfl import sampling
-from jaxfl.clock import ClientClock
+from jaxfl.clock import AGGREGATION, ClientClock
+from jaxfl.clock.asynchronous.rule import Kind
 from jaxfl.clock.policies import Late
 from jaxfl.models.precision import Compute
 from jaxfl.schema import Option, is_known
@@ -106,7 +107,7 @@ def client_clock(run: Mapping[str, Any]) -> ClientClock | None:
     >>> client_clock({"clock": "tiers", "clock_by": "group", "deadline": "p80"}).by
     'group'
     """
-    names = {"clock_sigma": "sigma", "clock_by": "by"} | {name: name for name in CUTS}
+    names = {"clock_sigma": "sigma", "clock_by": "by"} | {name: name for name in POLICY}
     if run.get("clock") is None:
         for name, field in names.items():
             if run.get(name, usual := getattr(ClientClock, field)) != usual:
@@ -115,7 +116,8 @@ def client_clock(run: Mapping[str, Any]) -> ClientClock | None:
     return ClientClock(run["clock"], **{field: run[name] for name, field in names.items() if name in run})
 
 
-CUTS = ("over_select", "deadline", "late", "min_reports")  # options of `ClientClock` under their own names
+# Options of `ClientClock` under their own names.
+POLICY = ("over_select", "deadline", "late", "min_reports", "asynchronous", *AGGREGATION)
 
 
 # `dropouts`, `sampler` and `availability` are of sampling, see `jaxfl.sampling`; for `finetune` see `jaxfl.FineTune`.
@@ -284,6 +286,33 @@ RUN = (
     ),
     Option("late", "drop", Late, "whether clients behind the deadline are dropped, or send the whole steps that fit"),
     Option("min_reports", 1, int, "fewest clients of a round, for which it waits beyond the deadline"),
+    Option(
+        "asynchronous",
+        None,
+        Kind | None,
+        "fedbuff or fedasync: the server steps when some clients have arrived, and the cohort is the number of clients "
+        "that work at a time; needs a clock",
+    ),
+    Option(
+        "buffer",
+        None,
+        int | None,
+        "clients that arrive in an asynchronous round; none is 10 with fedbuff, or the cohort, and 1 with fedasync",
+    ),
+    Option(
+        "staleness",
+        "polynomial",
+        str,
+        "how updates count that are late: constant, polynomial:B or hinge:B,C, see jaxfl.clock.asynchronous.rule",
+    ),
+    Option("mixing", 0.6, float, "weight of a model that arrives with asynchronous=fedasync"),
+    Option("max_staleness", None, int | None, "rounds after which a client in flight is dropped; none drops nobody"),
+    Option(
+        "cluster_buffer",
+        None,
+        int | None,
+        "updates for which the model of a cluster waits; none is an equal share of the buffer",
+    ),
     Option("weights", None, str | None, "FILE.safetensors with the initial model, see jaxfl.start_from"),
     *wire_options.OPTIONS,
 )

@@ -29,6 +29,8 @@ DRIFT_OPTIONS = (
     "drift_rows",
     "drift_test",
 )
+ROUNDS = ("deadline", "late", "min_reports")  # of synchronous rounds with a clock
+ASYNCHRONOUS = ("asynchronous", "buffer", "staleness", "mixing", "max_staleness", "cluster_buffer")
 DRIFT_ROUNDS = ("drift_round", "drift_rounds", "drift_every")
 SWITCHES = (
     Switch(("attack",), "none", ("attackers", "attack_scale", "attack_target")),
@@ -40,8 +42,9 @@ SWITCHES = (
     Switch(("finetune",), "none", ("finetune_batch_size", "finetune_pull", "finetune_layers")),
     Switch(("noise", "epsilon"), "none", ("delta", "denominator", "floor", "accounting")),
     Switch(("compress",), "none", ("error_feedback",)),
-    Switch(("clock",), "none", ("clock_sigma", "clock_by", "over_select", "deadline", "late", "min_reports")),
+    Switch(("clock",), "none", ("clock_sigma", "clock_by", "over_select", *ROUNDS, *ASYNCHRONOUS)),
     Switch(("deadline",), "none", ("late", "min_reports")),
+    Switch(("asynchronous",), "none", ASYNCHRONOUS[1:]),
 )
 
 
@@ -61,11 +64,17 @@ def clock_options(profile: str) -> tuple[str, ...]:
     return {"lognormal": ("clock_sigma",), "tiers": ("clock_by",)}.get(profile, ())
 
 
+def asynchronous_options(kind: str) -> tuple[str, ...]:
+    """Returns the options that not all rules of asynchronous aggregation have, of one of them."""
+    return {"fedbuff": ("cluster_buffer",), "fedasync": ("mixing",)}.get(kind, ())
+
+
 # What is chosen by name: all options that some choices have, and those of one.
 CHOICES: dict[str, tuple[tuple[str, ...], Callable[[str], tuple[str, ...]]]] = {
     "attack": (("attack_scale", "attack_target"), attack_options),
     "availability": (("availability_period",), availability_options),
     "clock": (("clock_sigma", "clock_by"), clock_options),
+    "asynchronous": (("cluster_buffer", "mixing"), asynchronous_options),
 }
 
 

@@ -407,10 +407,13 @@ def one_round(
         cohort: one that was drawn before; None draws it.
         policy: of a run with a clock; None has no clock.
     """
-    data = data.at(state.round)
+    data, flights = data.at(state.round), method.asynchronous
+    train, times = default_mesh(plan.mesh)(attacked(method if flights is None else flights.method)), None
+    if flights is not None:
+        state, cohort, info, times = flights.round(train, key, state, data, sampler, plan)
+        return state, RoundLog(cohort.ids, cohort.mask, info, times)
     if cohort is None:
         cohort = draw_ordered_cohort(sampler, key, state.round, data, size, plan)
-    train, times = default_mesh(plan.mesh)(attacked(method)), None
     if policy is None:
         state, info = train(key, state, data, cohort)
     else:

@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxfl import engine, tree
 from jaxfl.client.fast import coordinates
+from jaxfl.clock.asynchronous import AsynchronousState
 from jaxfl.clock.policies import Policy
 from jaxfl.cohort import Plan, default_mesh
 from jaxfl.data.clients import FederatedData
@@ -86,7 +87,7 @@ def add_newcomers(
 def with_clusters(state: Any, found: Any, ids: np.ndarray, plan: Plan) -> Any:
     """Returns the state with the clusters that some clients have in another one, also in the state inside of a wire.
 
-    A state that holds one of a solver has them there, too.
+    It may be that of an asynchronous method, too. A state that holds one of a solver has them there, too.
 
     Args:
         state: of a method.
@@ -94,7 +95,7 @@ def with_clusters(state: Any, found: Any, ids: np.ndarray, plan: Plan) -> Any:
         ids: of the clients.
         plan: devices of the run.
     """
-    if isinstance(state, WiredState):
+    if isinstance(state, WiredState | AsynchronousState):
         return state._replace(inner=with_clusters(state.inner, found.inner, ids, plan))
     cluster = np.array(state.cluster)
     cluster[ids] = np.asarray(found.cluster)[ids]

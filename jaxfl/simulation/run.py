@@ -10,6 +10,7 @@ import jax
 
 from jaxfl import sampling
 from jaxfl.clock import ClientClock
+from jaxfl.clock.asynchronous import asynchronous_method
 from jaxfl.clock.policies import asked_clients
 from jaxfl.cohort import DevicesChoice, PlanChoice
 from jaxfl.data.clients import FederatedData
@@ -197,12 +198,15 @@ def run(
 
     set_names = parse_test_sets(test_sets)
     size = cohort_size(cohort, first)
+    rule = None if clock is None else clock.rule
     for federation in federations:
         method.check(federation, size)
     sampler, places = cohorts_of(private_sampler(method, sampler), cohort, first)
     policy = None if clock is None else clock.policy._replace(cohort=size)
     if policy is not None and not policy.waits_for_all:
         places = asked_clients(policy, method, sampler, places, cohort_size(1.0, first))
+    if rule is not None:
+        method, places = asynchronous_method(method, rule, sampler, size, cohort_size(1.0, first))
     prepared = Prepared.of(method, first, places, plan=plan, devices=devices, resident=resident, seeds=len(numbers))
     folders = [folder for folder in map(folder_of, numbers) if resume and folder is not None]
     prepared, privacy = private_run(prepared, sampler, size, first, rounds=schedule.rounds, folders=folders)

@@ -41,6 +41,7 @@ from jaxfl.schema import quoted
 from jaxfl.server import aggregate
 from jaxfl.server.aggregate import Contribution, Total
 from jaxfl.server.aggregators import Aggregator, Krum, NormBound, OfCoordinates
+from jaxfl.server.flight_context import active_flight
 from jaxfl.server.wire_context import activated
 from jaxfl.typing import Array, Key, Params
 from jaxfl.wire.attacks import Collusion, collusion_of
@@ -274,6 +275,8 @@ class _RoundWire:
 
     def run(self, round: Round, key: Key, state: Any, data: FederatedData, cohort: Cohort) -> tuple[Any, Info]:
         """Returns the state and the info after a round of a method on this wire."""
+        if active_flight() is not None:
+            self._check_asynchronous()
         with activated(self):
             state, info = round(key, state, data, cohort)
         if not self.smallest:
@@ -286,6 +289,20 @@ class _RoundWire:
         extra = {**info.extra, SMALLEST_SUM: jnp.stack(self.smallest).min()}
         extra |= {SIGNAL_TO_NOISE: jnp.stack(self.ratios).min()} if self.ratios else {}
         return state, info._replace(extra=extra)
+
+    def _check_asynchronous(self) -> None:
+        """Raises ValueError if the wire needs all messages of a round, which must have one start."""
+        found = {
+            "aggregator": self.aggregator is not None,
+            "noise": self.privacy is not None,
+            "min_sum": self.min_sum > 1,
+            self.name: self.collusion is not None or self.canaries is not None,
+        }
+        if given := [name for name, there in found.items() if there]:
+            raise ValueError(
+                f"asynchronous must be none with {given[0]}, which is of the messages of one round, from one model; "
+                "compress and clip are of each message."
+            )
 
     def over(self, run: Callable, fn: Callable, shared: Any, cohort: Any, own: Any, rows: Sequence[Params]) -> tuple:
         """Returns a pass over the clients, whose contributions go through the channel and the aggregator."""
@@ -313,7 +330,8 @@ class _RoundWire:
             collected = []
             if self.aggregator is not None or self.collusion is not None:
                 many, collected = map(list, zip(*map(_collect, many), strict=True)) if many else ([], [])
-            many = [dataclasses.replace(one, start=None) for one in many]
+            if active_flight() is None:
+                many = [dataclasses.replace(one, start=None) for one in many]
             return jax.tree.unflatten(structure, many), (kept, collected, members), *row
 
         both = own if memory is None else (own, memory)

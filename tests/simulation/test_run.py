@@ -830,7 +830,7 @@ def test_what_cannot_be_written_is_said_with_what_is_kept(monkeypatch, tmp_path,
     if where != "gone":
         assert checkpoint.newest(folder).header["round"] == 2
     (tmp_path / "file").touch()
-    with pytest.raises(OSError, match=mentions("checkpoint_dir", "Not a directory")):
+    with pytest.raises(ValueError, match=mentions("checkpoint_dir", "must be a directory")):
         jaxfl.run(fedavg(), DATA, rounds=1, checkpoint_dir=tmp_path / "file" / "a", **OPTIONS)
 
 

@@ -31,6 +31,7 @@ from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked, is_known, is_zero
 from jaxfl.server import aggregate
 from jaxfl.server.aggregate import Weighting
+from jaxfl.server.flight_context import update_start
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
@@ -205,7 +206,7 @@ def local_and_e_step(
         nearest = jnp.where(counts, jnp.argmin(distances).astype(jnp.int32), state.cluster[client])
         aligned = rule.align(model, tree.take(state.centres, nearest))
         weight = aggregate.client_weight(data, client, weighting)
-        start = tree.take(state.centres, state.cluster[client])
+        start = tree.take(state.centres, update_start(state.cluster[client], nearest))
         contribution = aggregate.contribute(aligned, weight, nearest, base.slots_of(state.centres), start=start)
         return contribution, (loss, nearest, jnp.where(counts, distances[nearest], 0), counts)
 
