@@ -13,11 +13,24 @@ import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxfl import models
 from jaxfl.cli.tables import choices
+from jaxfl.clock.asynchronous import refusal
+from jaxfl.clock.work import round_work
+from jaxfl.cohort import Cohort
+from jaxfl.data import load
+from jaxfl.data.clients import FederatedData
 from jaxfl.methods import KINDS, Row
+from jaxfl.methods.base import Method
 from jaxfl.methods.newcomer import PHRASES
 from jaxfl.models import MODELS
 from jaxfl.schema import REQUIRED, describe
+from jaxfl.tasks import classification
+from jaxfl.typing import Array, Key
 
 ROOT = Path(__file__).parents[2]
 SECTIONS = re.compile(r"^(Args|Returns|Raises|References|Attributes|Examples?):", re.MULTILINE)
@@ -102,6 +115,42 @@ def newcomers() -> str:
                 cells = (PHRASES[one.needs], escape(one.served), one.down, one.up or "nothing", one.passes or "none")
                 lines.append(f"| [`{name}`](../../../{source(row)}){words} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def policies() -> str:
+    """Returns the table of what each method does with a deadline, without rounds, on a wire and with rows elsewhere."""
+    lines = [
+        "| method | partial work | FedBuff | FedAsync | wire | noise | rows in host memory | newcomers join |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    data = load("rotated-digits", num_clients=CLIENTS, rows_per_client=20).in_programs()
+    task = classification(models.MLP(hidden=(8,), num_classes=10), data)
+    for of_kind in KINDS.values():
+        for name, row in of_kind.items():
+            method = row.factory(task, optax.sgd(0.1), **row.small)
+            why = refusal(method, data)
+            reason = why.partition(": ")[2].partition(";")[0] if why else ""
+            flies = ("no: " + reason, "no") if why else ("yes", "no" if refusal(method, data, "fedasync") else "yes")
+            noise = not row.no_wire and row.server_sees == "sums"
+            cells = [_trainings(method, data) == 1, *flies, not row.no_wire, noise, method.reads == "cohort"]
+            cells += [method.join is not None]
+            words = " | ".join(cell if isinstance(cell, str) else "yes" if cell else "no" for cell in cells)
+            lines.append(f"| [`{name}`](../../../{source(row)}) | {words} |")
+    return "\n".join(lines)
+
+
+def _trainings(method: Method, data: FederatedData) -> float:
+    """Returns how many local trainings a client of the cohort makes in a round."""
+    found = []
+
+    def work(key: Key, data: FederatedData) -> Array:
+        cohort = Cohort.of(jnp.arange(4))
+        made = round_work(method, method.round, key, method.init(key, data), data, cohort, traffic=False)
+        found.append(made.trainings)
+        return made.operations
+
+    jax.eval_shape(work, jax.random.key(0), data)
+    return found[0]
 
 
 def page(name: str, row: Row, cost: Cost) -> str:

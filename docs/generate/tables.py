@@ -62,6 +62,7 @@ TABLES = {
     "models on the host in words": speed.models_on_the_host_in_words,
     "networks": networks.table,
     "newcomers": methods.newcomers,
+    "policies": methods.policies,
     "protocols hours": protocols.hours,
     **{f"protocols {family}": functools.partial(protocols.table, family) for family in protocols.families()},
     "reliability": reliability.counts,

@@ -131,6 +131,16 @@ def read_notes(fn: Any, *args: Any, results: bool = True) -> tuple[list[Note], A
     return notes, jax.tree.unflatten(jax.tree.structure(shape), values) if results else None
 
 
+def arguments_read(fn: Any, *args: Any) -> list[bool]:
+    """Returns which leaves of its arguments a function reads.
+
+    >>> arguments_read(lambda x, y: x * 2, 1.0, {"z": 2.0})
+    [True, False]
+    """
+    program = jax.make_jaxpr(lambda *given: fn(*given))(*args)
+    return _needed_arguments(program, [True] * len(program.jaxpr.outvars))
+
+
 def _open(program: Jaxpr) -> tuple[core.Jaxpr, Sequence[Any]]:
     return (program.jaxpr, program.consts) if isinstance(program, core.ClosedJaxpr) else (program, ())
 
@@ -166,17 +176,17 @@ def _needed_inputs(equation: core.JaxprEqn, outs: Sequence[bool]) -> list[bool]:
         return [False] * count
     inner = inner_programs(equation.params)
     if name in CALLS and len(inner) == 1:
-        return needed_arguments(inner[0], outs)
+        return _needed_arguments(inner[0], outs)
     if name == "cond":
-        each = [needed_arguments(one, outs) for one in equation.params["branches"]]
+        each = [_needed_arguments(one, outs) for one in equation.params["branches"]]
         return [True, *map(any, zip(*each, strict=True))]
     if any(outs) or name not in ("scan", "while"):
         return [True] * count
     body, before = _loop_body(equation)
-    return [*[False] * before, *needed_arguments(body, [False] * len(_open(body)[0].outvars))]
+    return [*[False] * before, *_needed_arguments(body, [False] * len(_open(body)[0].outvars))]
 
 
-def needed_arguments(program: Jaxpr, wanted: Sequence[bool]) -> list[bool]:
+def _needed_arguments(program: Jaxpr, wanted: Sequence[bool]) -> list[bool]:
     """Returns which inputs of a program its notes and its wanted results depend on."""
     needed = _needed(program, wanted)
     return [atom in needed for atom in _open(program)[0].invars]

@@ -410,8 +410,8 @@ def one_round(
     data, flights = data.at(state.round), method.asynchronous
     train, times = default_mesh(plan.mesh)(attacked(method if flights is None else flights.method)), None
     if flights is not None:
-        state, cohort, info, times = flights.round(train, key, state, data, sampler, plan)
-        return state, RoundLog(cohort.ids, cohort.mask, info, times)
+        state, *log = flights.round(train, key, state, data, sampler, plan)
+        return state, RoundLog(log[0].ids, log[0].mask, *log[1:])
     if cohort is None:
         cohort = draw_ordered_cohort(sampler, key, state.round, data, size, plan)
     if policy is None:

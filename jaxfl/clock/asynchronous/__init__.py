@@ -10,7 +10,21 @@ flight, and clients that all take the same time, FedBuff is the synchronous meth
 The data, and a schedule's learning rate, are those of the round in which a client arrives.
 """
 
-from jaxfl.clock.asynchronous.method import AsynchronousRounds, AsynchronousState, asynchronous, asynchronous_method
+from jaxfl.clock.asynchronous.method import (
+    AsynchronousRounds,
+    AsynchronousState,
+    asynchronous,
+    asynchronous_method,
+    refusal,
+)
 from jaxfl.clock.asynchronous.rule import Rule, check_rule
 
-__all__ = ["AsynchronousRounds", "AsynchronousState", "Rule", "asynchronous", "asynchronous_method", "check_rule"]
+__all__ = [
+    "AsynchronousRounds",
+    "AsynchronousState",
+    "Rule",
+    "asynchronous",
+    "asynchronous_method",
+    "check_rule",
+    "refusal",
+]

@@ -23,6 +23,13 @@ from jaxfl.sampling import Sampler, draw_cohort
 from jaxfl.typing import Array, Key
 
 
+class NewVersion(NamedTuple):
+    """The version that clients start from in a round: the round `[]`, and its place `[]`."""
+
+    version: Array
+    place: Array
+
+
 class Flight(NamedTuple):
     """The clients in flight.
 
@@ -52,7 +59,9 @@ class Flight(NamedTuple):
             nothing,
         )
 
-    def start(self, room: Array, candidates: Array, used: Array, at: Array, seconds: Array, new: "Start") -> "Flight":
+    def start(
+        self, room: Array, candidates: Array, used: Array, at: Array, seconds: Array, new: "NewVersion"
+    ) -> "Flight":
         """Returns the flight after clients have started where there is room.
 
         Args:
@@ -74,13 +83,6 @@ class Flight(NamedTuple):
             jnp.where(starts, new.version, self.version),
             jnp.where(starts, new.place, self.place),
         )
-
-
-class Start(NamedTuple):
-    """What clients start from in a round: the round `[]`, and the place of its version `[]`."""
-
-    version: Array
-    place: Array
 
 
 class Arrivals(NamedTuple):
@@ -141,7 +143,7 @@ def starters(
 
 
 def fly(
-    flight: Flight, first: Array, later: Array, seconds: Array, new: Start, arrivals: int
+    flight: Flight, first: Array, later: Array, seconds: Array, new: NewVersion, arrivals: int
 ) -> tuple[Flight, Arrivals, Array]:
     """Returns the flight after a round, its arrivals, and its end in seconds `[]`.
 

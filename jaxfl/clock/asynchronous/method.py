@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl import engine, tree
-from jaxfl.clock.asynchronous.events import Flight, Start, fly, starters
-from jaxfl.clock.asynchronous.rule import Rule
+from jaxfl.clock.asynchronous.events import Flight, NewVersion, fly, starters
+from jaxfl.clock.asynchronous.rule import Kind, Rule
 from jaxfl.clock.asynchronous.versions import Blank, Flying, Versions
 from jaxfl.clock.rounds import RoundTimes, work_seconds
 from jaxfl.clock.work import round_work
@@ -83,7 +83,7 @@ class AsynchronousRounds(NamedTuple):
         assert work.bytes_up is not None and work.bytes_down is not None and data.speeds is not None
         seconds = work_seconds(work, work.bytes_up, work.bytes_down, data.speeds)
         place = state.versions.free(state.flight.place, jnp.isfinite(state.flight.left))
-        new = Start(state.round, place)
+        new = NewVersion(state.round, place)
         flight, arrived, end = fly(state.flight, first, later, seconds, new, rule.arrivals)
 
         arrives, ids = arrived.client < count, arrived.client
@@ -151,16 +151,32 @@ def asynchronous(method: Method, rule: Rule) -> Method:
     """
     if method.grow is not None:
         raise ValueError(
-            "asynchronous must be none for a method whose clusters grow, got one: clients in flight have started from "
-            "fewer models; take fedavg, fedper or ifca."
+            "asynchronous must be none for this method, got one: its clusters grow, and clients in flight have started "
+            "from fewer; take fedavg, fedper or ifca."
         )
     found = hyperparameters_of(method)
     made = _asynchronous(method, rule)
-    return made if found is None else attach(_builder(found.build, rule), dict(found.values), made)
+    return made if found is None else attach(_maker_of(found.build, rule), dict(found.values), made)
+
+
+def refusal(method: Method, data: FederatedData, kind: Kind = "fedbuff") -> str:
+    """Returns the reason why a method has no asynchronous rounds, as a sentence; an empty text if it has them.
+
+    Args:
+        method: in rounds that wait.
+        data: a federation that it takes.
+        kind: of the rule.
+    """
+    try:
+        made = asynchronous(method, Rule(kind))
+        jax.eval_shape(made.init, jax.random.key(0), data)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 @functools.lru_cache
-def _builder(build: Any, rule: Rule) -> Any:
+def _maker_of(build: Any, rule: Rule) -> Any:
     """Returns a function that makes the asynchronous method of hyperparameters; the same one for equal arguments."""
     return lambda values: _asynchronous(build(values), rule)
 
@@ -180,7 +196,7 @@ def _asynchronous(method: Method, rule: Rule) -> Method:
         raise ValueError("an asynchronous round draws its clients itself; run the method by jaxfl.run.")
 
     def assign(key: Key, state: AsynchronousState, data: FederatedData, cohort: Cohort) -> AsynchronousState:
-        return _with_inner(method, state, method.assign(key, inner_state(method, state), data, cohort))
+        return _with_method_state(method, state, method.assign(key, inner_state(method, state), data, cohort))
 
     def join(
         key: Key, state: AsynchronousState, data: FederatedData, ids: Sequence[int]
@@ -220,6 +236,6 @@ def joined_state(method: Method, inner: Any, flight: Flight, versions: Versions)
     return AsynchronousState(inner, rows, flight, versions)
 
 
-def _with_inner(method: Method, state: AsynchronousState, inner: Any) -> AsynchronousState:
+def _with_method_state(method: Method, state: AsynchronousState, inner: Any) -> AsynchronousState:
     """Returns the state with another one of the method, whose rows are unchanged."""
     return state._replace(inner=inner if method.per_client is None else tree.with_field(inner, method.per_client, None))

@@ -22,9 +22,9 @@ import jax.numpy as jnp
 
 from jaxfl import tree
 from jaxfl.client.fast import coordinates
-from jaxfl.clock.asynchronous.events import Start
+from jaxfl.clock.asynchronous.events import NewVersion
 from jaxfl.clock.asynchronous.rule import Rule
-from jaxfl.clock.work import needed_arguments
+from jaxfl.clock.work import arguments_read
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.server import aggregate
@@ -32,8 +32,8 @@ from jaxfl.server.aggregate import Contribution, Total
 from jaxfl.typing import Array, Key, Params
 
 ANSWERS = (
-    "asynchronous must be none for a method whose clients answer the server more than once in a round, or take what it "
-    "has made of earlier answers: it would wait for all of them; take fedavg, fedper or ifca."
+    "asynchronous must be none for this method, got one: its clients answer the server more than once in a round; take "
+    "fedavg, fedper or ifca."
 )
 
 
@@ -138,7 +138,7 @@ class Flying:
         passes: over the clients.
     """
 
-    def __init__(self, rule: Rule, key: Key, data: FederatedData, versions: Versions, new: Start, places: Array):
+    def __init__(self, rule: Rule, key: Key, data: FederatedData, versions: Versions, new: NewVersion, places: Array):
         self._rule, self._key, self._data, self._new, self._places = rule, key, data, new, places
         self.versions = versions
         self.passes = 0
@@ -153,26 +153,26 @@ class Flying:
         steps = tuple(kept.at[new.place].set(now) for kept, now in zip(versions.steps, versions.applied, strict=True))
 
         def client(given: tuple, client: Array, *row: Any) -> tuple:
-            leaves, sent, steps, applied, places = given
+            shared, sent, steps, applied, places = given  # as a whole: devices may have windows of the data in it
             place = places[client]
-            then = list(leaves)
+            then = jax.tree.leaves(shared)
             for number, kept in zip(moving, sent, strict=True):
                 then[number] = kept[place]
             sums, kept, *after = fn(jax.tree.unflatten(structure, then), client, *row)
             many, inside = jax.tree.flatten(sums, is_leaf=aggregate.is_contribution)
             bases = [one.start for one in many]
             if rule.kind == "fedasync":  # the models as they are now: only that is computed of the second call
-                again = fn(jax.tree.unflatten(structure, leaves), client, *row)[0]
+                again = fn(shared, client, *row)[0]
                 bases = [one.start for one in jax.tree.leaves(again, is_leaf=aggregate.is_contribution)]
-            members = [_members(one) for one in many]
+            members = [_sums_of(one) for one in many]
             stale = [
                 (now - before[place])[jnp.clip(one.cluster, 0, one.num_clusters - 1)]
                 for one, now, before in zip(many, applied, steps, strict=True)
             ]
-            many = [_update(*parts) for parts in zip(many, bases, map(rule.weight, stale), strict=True)]
+            many = [_scaled_update(*parts) for parts in zip(many, bases, map(rule.weight, stale), strict=True)]
             return jax.tree.unflatten(inside, many), (kept, members), *after
 
-        given = leaves, sent, steps, versions.applied, self._places
+        given = shared, sent, steps, versions.applied, self._places
         sums, (kept, members), own = run(client, given, cohort, own, rows)
         totals, inside = _totals(sums)
         parts = zip(totals, versions.waiting, versions.applied, members, strict=True)
@@ -224,9 +224,8 @@ def changing(fn: Callable, shared: Any, cohort: Cohort, own: Any, key: Key, data
     leaves = jax.tree.leaves(shared)
     row = [] if own is None else [jax.eval_shape(tree.take, own, 0)]
     with coordinates.decisions():  # they are made again where the client is run
-        program = jax.make_jaxpr(lambda *given: fn(*given))(shared, cohort.ids[0], *row)
-    needed = needed_arguments(program, [True] * len(program.jaxpr.outvars))[: len(leaves)]
-    pairs = zip(leaves, needed, strict=True)
+        read = arguments_read(fn, shared, cohort.ids[0], *row)[: len(leaves)]
+    pairs = zip(leaves, read, strict=True)
     return [number for number, (leaf, reads) in enumerate(pairs) if reads and id(leaf) not in fixed]
 
 
@@ -249,7 +248,7 @@ def _blank(places: int, shape: Any, key: Key) -> Array:
     return jnp.zeros((places, *shape.shape), shape.dtype)
 
 
-def _members(one: Contribution) -> Array:
+def _sums_of(one: Contribution) -> Array:
     """Returns which sum a client contributes to `[K]` bool: one of them, or none."""
     member = one.cluster == jnp.arange(one.num_clusters, dtype=one.cluster.dtype)
     return member & (one.weight > 0) & tree.is_finite(one.values)
@@ -259,12 +258,12 @@ def _check_weights(many: Sequence[Contribution]) -> None:
     """Raises ValueError if a client contributes to several sums at once, which have had several models."""
     if any(one.weight.ndim for one in many):
         raise ValueError(
-            "asynchronous must be none for clients with a weight in all clusters, such as those of fedsoft: they have "
-            "started from a mean of the models; take fedem or ifca."
+            "asynchronous must be none for this method, got one: its clients have a weight in all clusters, and start "
+            "from a mean of their models; take fedem or ifca."
         )
 
 
-def _update(one: Contribution, base: Any, scale: Array) -> Contribution:
+def _scaled_update(one: Contribution, base: Any, scale: Array) -> Contribution:
     """Returns a contribution with its update in place of the values, times a scale.
 
     Args:
