@@ -2,7 +2,7 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-from jaxfl import bench, clock, data, methods, models, plots, testing, wire
+from jaxfl import bench, clock, data, edges, methods, models, plots, testing, wire
 from jaxfl.analysis.canaries import CanaryAudit, audit_canaries
 from jaxfl.analysis.choice import Choice, choose_num_clusters, elbow
 from jaxfl.analysis.class_confusion import ClassConfusion, class_confusion
@@ -14,6 +14,7 @@ from jaxfl.analysis.thresholds import threshold_sweep
 from jaxfl.client.steps import Steps
 from jaxfl.clock import ClientClock
 from jaxfl.cohort import Plan
+from jaxfl.edges import EdgeServers
 from jaxfl.jobs.job import run_named
 from jaxfl.jobs.loaded import LoadedRun, load
 from jaxfl.methods.parts import matching
@@ -55,6 +56,7 @@ __all__ = [
     "Choice",
     "ClassConfusion",
     "ClientClock",
+    "EdgeServers",
     "ClientSimilarity",
     "Diverged",
     "Event",
@@ -82,6 +84,7 @@ __all__ = [
     "client_similarity",
     "clock",
     "data",
+    "edges",
     "elbow",
     "epsilon_from_guesses",
     "epsilon_from_rates",

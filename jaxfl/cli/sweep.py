@@ -35,7 +35,7 @@ from jaxfl.protocols.scores import check_score
 from jaxfl.schema import REQUIRED, Option, did_you_mean, quoted
 from jaxfl.settings import methods as known
 from jaxfl.settings import models, optimizers, options, tasks
-from jaxfl.settings.switches import SWITCHES, attack_options, availability_options, clock_options
+from jaxfl.settings.switches import SWITCHES, asynchronous_options, attack_options, availability_options, clock_options
 from jaxfl.settings.user_code import run_label
 from jaxfl.simulation.callbacks import Finished
 from jaxfl.simulation.interrupts import Stopped
@@ -295,6 +295,7 @@ CHOICES: dict[str, tuple[str, Callable[[str], Collection[str]]]] = {
     "attack": ("data", attack_options),
     "availability": ("run", availability_options),
     "clock": ("run", clock_options),
+    "asynchronous": ("run", asynchronous_options),
 }
 
 

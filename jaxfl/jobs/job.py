@@ -219,6 +219,7 @@ def check(job: Job) -> None:
     parse_test_sets(job.settings.run.get("test_sets"))
     check_min_sum(job.settings.run.get("min_sum", 1))
     options.clock(job.settings)
+    options.edges(job.settings)
     options.finetune(job.settings)
     options.schedule(job.settings)
     check_compiles()
@@ -237,7 +238,8 @@ def check(job: Job) -> None:
         written = {real_path(directory.path / name) for name in names}
         data = job.settings.data
         read = federations.user_files(job.settings.data_name, job.data_dir, data.get("other"))
-        read = [*read, matrix_file(data.get("drift_matrix")), job.settings.files().get("clock")]
+        tables = [job.settings.files().get(name) for name in ("clock", "edges")]
+        read = [*read, matrix_file(data.get("drift_matrix")), *tables]
         for path in filter(None, read):
             if real_path(path) in written:
                 raise ValueError(
@@ -371,6 +373,7 @@ def _arguments(job: Job, tools: Tools) -> dict[str, Any]:
         "cohort": job.cohort,
         "sampler": tools.sampler,
         "clock": options.clock(job.settings),
+        "edges": options.edges(job.settings),
         "eval_every": job.eval_every,
         "test_rows": job.settings.run.get("test_rows"),
         "eval_clients": job.settings.run.get("eval_clients"),

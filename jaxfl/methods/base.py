@@ -186,7 +186,8 @@ class Method(NamedTuple):
             sets it; None if it is not declared, and a method that needs to know is then refused.
         privacy: of a wired method with noise, the part that a run needs to choose its sampler and to account for its
             rounds, see `jaxfl.wire.privacy.PrivateRounds`; None of other methods.
-        asynchronous: of an asynchronous method, its rounds, see `jaxfl.clock.asynchronous`; None of other methods.
+        own_rounds: of a method whose rounds draw their clients themselves, these, see `jaxfl.clock.asynchronous` and
+            `jaxfl.edges`; None of other methods.
         check: `(data, cohort) -> None`, called on the host before a run is compiled, with the number of clients in a
             cohort: raises ValueError if the method cannot do on this federation what it promises.
     """
@@ -205,7 +206,7 @@ class Method(NamedTuple):
     adapt: Adapt | None = None
     server_sees: ServerSees | None = None
     privacy: Any = None
-    asynchronous: Any = None
+    own_rounds: Any = None
     check: Check = check_nothing
 
 

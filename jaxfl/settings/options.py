@@ -22,6 +22,7 @@ from jaxfl.clock.profiles import PROFILES, is_file
 from jaxfl.cohort import Cohort, Plan, PlanChoice
 from jaxfl.data.catalog import SKEWS
 from jaxfl.data.clients import FederatedData
+from jaxfl.edges import EdgeServers
 from jaxfl.methods import METHODS, Method
 from jaxfl.methods.hyperparameters import attach
 from jaxfl.methods.scheduled import scheduled
@@ -62,8 +63,9 @@ OWNERS = ("data", "method", "model", "task", "optimizer", "server", "run")
 # What a task is built of: its numbers are constants of the programs, see `build`.
 UNTRACED = ("data", "model", "task")
 CHOICES = ("model", "optimizer", "server_optimizer")  # keys that name an owner
-FILES_OF_RUNS = {"weights", "clock"}  # options of every run that name a file
+FILES_OF_RUNS = {"weights", "clock", "edges"}  # options of every run that name a file
 CLOCK_REMEDY = f"take clock={', '.join(PROFILES)}, or write the path of a csv file from the current folder"
+EDGES_REMEDY = "give a number of edges, group, or the path of a csv file from the current folder"
 MAX_SHARED_BUILDS = 32  # those of the last settings, each with a task
 
 
@@ -137,7 +139,8 @@ class Settings(NamedTuple):
         )
 
     def files(self) -> dict[str, Path]:
-        """Returns the user's files that the run depends on: of method, model, task, data, optimisers, weights, clock.
+        """Returns the user's files that the run depends on: of method, model, task, data, optimisers, weights, clock,
+        edges.
 
         Raises:
             ValueError: a file is missing.
@@ -149,6 +152,8 @@ class Settings(NamedTuple):
             found["weights"] = user_code.existing_file(self.run["weights"])
         if self.run.get("clock") is not None and is_file(self.run["clock"]):
             found["clock"] = user_code.existing_file(self.run["clock"], CLOCK_REMEDY)
+        if isinstance(self.run.get("edges"), str) and self.run["edges"] != "group":
+            found["edges"] = user_code.existing_file(self.run["edges"], EDGES_REMEDY)
         return found
 
 
@@ -561,6 +566,15 @@ def clock(settings: Settings) -> ClientClock | None:
         ValueError: a number is out of range, or needs a clock.
     """
     return run_options.client_clock(settings.run)
+
+
+def edges(settings: Settings) -> EdgeServers | None:
+    """Returns the edge servers of the settings, None without any.
+
+    Raises:
+        ValueError: a number is out of range, or needs edges.
+    """
+    return run_options.edge_servers(settings.run)
 
 
 def finetune(settings: Settings) -> FineTune | None:

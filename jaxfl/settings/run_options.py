@@ -9,6 +9,7 @@ from jaxfl import sampling
 from jaxfl.clock import AGGREGATION, ClientClock
 from jaxfl.clock.asynchronous.rule import Kind
 from jaxfl.clock.policies import Late
+from jaxfl.edges import EdgeServers
 from jaxfl.models.precision import Compute
 from jaxfl.schema import Option, is_known
 from jaxfl.settings import wire_options
@@ -114,6 +115,25 @@ def client_clock(run: Mapping[str, Any]) -> ClientClock | None:
                 raise ValueError(f"{name} needs a clock, got {run[name]} without it; add --set clock=lognormal.")
         return None
     return ClientClock(run["clock"], **{field: run[name] for name, field in names.items() if name in run})
+
+
+def edge_servers(run: Mapping[str, Any]) -> EdgeServers | None:
+    """Returns the edge servers of a run's options; None without any.
+
+    Raises:
+        ValueError: a number is out of range, or needs edges.
+
+    >>> edge_servers({"edges": "group", "edge_rounds": 5}).rounds
+    5
+    """
+    names = {"edge_rounds": "rounds", "edge_up": "up", "edge_down": "down"}
+    given = {field: run[name] for name, field in names.items() if name in run}
+    if run.get("edges") is not None:
+        return EdgeServers(run["edges"], **given)
+    for name, field in names.items():
+        if given.get(field, usual := getattr(EdgeServers, field)) != usual:
+            raise ValueError(f"{name} needs edges, got {run[name]} without them; add --set edges=4.")
+    return None
 
 
 # Options of `ClientClock` under their own names.
@@ -313,6 +333,16 @@ RUN = (
         int | None,
         "updates for which the model of a cluster waits; none is an equal share of the buffer",
     ),
+    Option(
+        "edges",
+        None,
+        int | str | None,
+        "edge servers between clients and cloud: their number, group for one of each true group, or FILE.csv, see "
+        "jaxfl.edges; none has one server",
+    ),
+    Option("edge_rounds", 1, int, "rounds of each edge server between two averages in the cloud"),
+    Option("edge_up", 1e8, float, "bits a second from an edge server to the cloud, with a clock"),
+    Option("edge_down", 1e8, float, "bits a second from the cloud to an edge server, with a clock"),
     Option("weights", None, str | None, "FILE.safetensors with the initial model, see jaxfl.start_from"),
     *wire_options.OPTIONS,
 )

@@ -45,6 +45,8 @@ SWITCHES = (
     Switch(("clock",), "none", ("clock_sigma", "clock_by", "over_select", *ROUNDS, *ASYNCHRONOUS)),
     Switch(("deadline",), "none", ("late", "min_reports")),
     Switch(("asynchronous",), "none", ASYNCHRONOUS[1:]),
+    Switch(("edges",), "none", ("edge_rounds", "edge_up", "edge_down")),
+    Switch(("clock",), "none", ("edge_up", "edge_down")),
 )
 
 

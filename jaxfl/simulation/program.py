@@ -407,10 +407,10 @@ def one_round(
         cohort: one that was drawn before; None draws it.
         policy: of a run with a clock; None has no clock.
     """
-    data, flights = data.at(state.round), method.asynchronous
-    train, times = default_mesh(plan.mesh)(attacked(method if flights is None else flights.method)), None
-    if flights is not None:
-        state, *log = flights.round(train, key, state, data, sampler, plan)
+    data, own = data.at(state.round), method.own_rounds
+    train, times = default_mesh(plan.mesh)(attacked(method if own is None else own.method)), None
+    if own is not None:
+        state, *log = own.round(train, policy, key, state, data, sampler, plan)
         return state, RoundLog(log[0].ids, log[0].mask, *log[1:])
     if cohort is None:
         cohort = draw_ordered_cohort(sampler, key, state.round, data, size, plan)

@@ -14,6 +14,7 @@ from jaxfl.clock.asynchronous import asynchronous_method
 from jaxfl.clock.policies import asked_clients
 from jaxfl.cohort import DevicesChoice, PlanChoice
 from jaxfl.data.clients import FederatedData
+from jaxfl.edges import EdgeServers
 from jaxfl.methods.base import Method
 from jaxfl.random import check_seed_or_seeds, check_seeds
 from jaxfl.sampling import Sampler, cohort_size, cohorts_of
@@ -59,6 +60,7 @@ def run(
     seeds: Sequence[int] | None = None,
     sampler: Sampler = sampling.uniform,
     clock: ClientClock | None = None,
+    edges: EdgeServers | None = None,
     eval_every: int | None = None,
     test_rows: int | None = None,
     eval_clients: int | None = None,
@@ -102,6 +104,7 @@ def run(
         clock: gives each client a device, and rounds simulated seconds, see `jaxfl.ClientClock`: `seconds_simulated` in
             the records, from the start of the run. Its policy may ask more clients than the cohort, or end rounds
             before all have reported. None has no clock.
+        edges: edge servers between the clients and the cloud, see `jaxfl.EdgeServers`; None has one server.
         eval_every: rounds between evaluations; None is a tenth of all, rounded down, or 1. The last round is always
             evaluated.
         test_rows: the most test rows of a client in the evaluations before the last round, evenly spaced; the last
@@ -207,6 +210,10 @@ def run(
         places = asked_clients(policy, method, sampler, places, cohort_size(1.0, first))
     if rule is not None:
         method, places = asynchronous_method(method, rule, sampler, size, cohort_size(1.0, first))
+    if edges is not None:
+        if rule is not None:
+            raise ValueError("edges must be none with asynchronous aggregation, got both; leave one out.")
+        method, places = edges.attach(method, federations, size, sampler), size
     prepared = Prepared.of(method, first, places, plan=plan, devices=devices, resident=resident, seeds=len(numbers))
     folders = [folder for folder in map(folder_of, numbers) if resume and folder is not None]
     prepared, privacy = private_run(prepared, sampler, size, first, rounds=schedule.rounds, folders=folders)
@@ -224,6 +231,7 @@ def run(
         identity |= {"test_sets": list(set_names)} if set_names else {}
         identity |= {} if privacy is None else {PRIVACY: privacy.identity()}
         identity |= {} if clock is None else {"clock": clock.identity()}
+        identity |= {} if edges is None else {"edges": edges.identity()}
         directory = directory_at(folder_of(number), resume=resume)
         sets = make_test_sets(federation, set_names, method)
         known = federation if clock is None else clock.attach(federation, jax.random.key(number))

@@ -48,7 +48,7 @@ def compiled_rounds(method, rule, data, sampler=sampling.uniform):
 
     @jax.jit
     def advance(key, state, data):
-        return made.asynchronous.round(method.round, key, state, data, sampler, Plan())
+        return made.own_rounds.round(method.round, None, key, state, data, sampler, Plan())
 
     return jax.jit(made.init)(key, data), lambda state: advance(key, state, data), key
 

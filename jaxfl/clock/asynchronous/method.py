@@ -46,7 +46,7 @@ class AsynchronousState(NamedTuple):
 
 
 class AsynchronousRounds(NamedTuple):
-    """The rounds of an asynchronous method, for `Method.asynchronous`.
+    """The rounds of an asynchronous method, for `Method.own_rounds`.
 
     Attributes:
         method: in rounds that wait.
@@ -57,12 +57,20 @@ class AsynchronousRounds(NamedTuple):
     rule: Rule
 
     def round(
-        self, train: Round, key: Key, state: AsynchronousState, data: FederatedData, sampler: Sampler, plan: Plan
+        self,
+        train: Round,
+        policy: Any,
+        key: Key,
+        state: AsynchronousState,
+        data: FederatedData,
+        sampler: Sampler,
+        plan: Plan,
     ) -> tuple[AsynchronousState, Cohort, Info, RoundTimes]:
         """Returns the state after a round, the clients that have arrived, the info and the times; traceable.
 
         Args:
             train: the round of the method, or that with a wire.
+            policy: of synchronous rounds, which plays no part.
             key: of the run.
             state: before.
             data: the federation in this round, with the clients' devices.
@@ -219,7 +227,7 @@ def _asynchronous(method: Method, rule: Rule) -> Method:
         per_client=None if method.per_client is None else ROWS,
         shortfall=None if method.shortfall is None else shortfall,
         adapt=adapt and (lambda key, state, *given: adapt(key, inner_state(method, state), *given)),
-        asynchronous=AsynchronousRounds(method, rule),
+        own_rounds=AsynchronousRounds(method, rule),
     )
 
 
