@@ -271,8 +271,8 @@ def copy_path(folder: Path, name: str, checksum: str) -> Path:
     """Returns the path of the copy of a user's file in a run's folder.
 
     A program keeps its place beside the other files, where its address finds it. Weights, and tables of a clock or of
-    edge servers (csv), have a folder named by their checksum: in the folder of the run there may be others of the same
-    name, such as an export of the user.
+    edge servers (csv, parquet), have a folder named by their checksum: in the folder of the run there may be others of
+    the same name, such as an export of the user.
 
     Args:
         folder: of the run.
@@ -282,7 +282,7 @@ def copy_path(folder: Path, name: str, checksum: str) -> Path:
     >>> copy_path(Path("runs"), "start.safetensors", "0a1b2c3d").as_posix()
     'runs/weights-0a1b2c3d/start.safetensors'
     """
-    kind = "table" if name.endswith(".csv") else "weights"
+    kind = "table" if name.endswith((".csv", ".parquet")) else "weights"
     return folder / name if is_beside(name) else folder / f"{kind}-{checksum}" / name
 
 

@@ -28,6 +28,7 @@ FLOORS = (
     ("methods",),
     ("wire",),
     ("clock",),
+    ("edges",),
     ("simulation",),
     ("settings",),
     ("analysis", "bench", "protocols", "testing"),

@@ -26,6 +26,7 @@ from typing import Any
 from jaxfl.clock.asynchronous.rule import Kind, Rule, check_rule
 from jaxfl.clock.policies import Late, Policy, RoundDeadline, check_policy
 from jaxfl.clock.profiles import By, is_file, speeds_of
+from jaxfl.clock.trace import is_trace, read_trace
 from jaxfl.data.clients import FederatedData, Speeds
 from jaxfl.files import crc, user_path
 from jaxfl.schema import checked
@@ -41,7 +42,8 @@ class ClientClock:
     """A clock of a run, for `jaxfl.run(..., clock=)`.
 
     Attributes:
-        speeds: `"equal"`, `"lognormal"`, `"tiers"`, or the path of a csv file, see `jaxfl.clock.profiles`.
+        speeds: `"equal"`, `"lognormal"`, `"tiers"`, or the path of a csv file, see `jaxfl.clock.profiles`, or of
+            a trace (parquet, or csv with the times of its rows), see `jaxfl.clock.trace`.
         sigma: of `"lognormal"`.
         by: of `"tiers"`: `"group"` gives the tiers to the true groups in turn; None draws them.
         over_select: clients that are asked in a round, as a multiple of the cohort; the first ones to report are
@@ -99,8 +101,11 @@ class ClientClock:
             key: of the run.
 
         Raises:
-            ValueError: see `jaxfl.clock.profiles.speeds_of`.
+            ValueError: see `jaxfl.clock.profiles.speeds_of`, and of a trace `jaxfl.clock.trace.read_trace`.
         """
+        path = user_path(os.fspath(self.speeds))
+        if is_file(self.speeds) and is_trace(path):
+            return dataclasses.replace(data, trace=read_trace(path, data))
         return dataclasses.replace(
             data, speeds=speeds_of(os.fspath(self.speeds), key, data, sigma=self.sigma, by=self.by)
         )

@@ -5,8 +5,9 @@
     tiers       a fifth of the clients is 4 times as fast as in equal in all three, a half as fast, the others a quarter
 
 or a csv file with a row for each client: `client`, its name or number; `flops`, operations a second; `up` and `down`,
-bits a second; and if they are known `watts` while it works. Profiles are drawn by the key of the run, so that all
-methods of a comparison at one seed have the same devices.
+bits a second; and if they are known `watts` while it works. Files in which a client's numbers change with time are
+traces, see `jaxfl.clock.trace`. Profiles are drawn by the key of the run, so that all methods of a comparison at one
+seed have the same devices.
 """
 
 import csv

@@ -25,6 +25,8 @@ class RoundTimes(NamedTuple):
         end: seconds of the round `[]` float32.
         waited: whether the round waited beyond its deadline `[]` bool; None where no client is ever cut.
         bytes_down: that clients which were cut have received `[]` float32; None likewise.
+        now: the time at the end of the round `[3]` int32, see `jaxfl.clock.trace`; None without a trace.
+        idle: whether no client was available, so that the round waited for one `[]` bool; None likewise.
     """
 
     asked: Array
@@ -32,6 +34,8 @@ class RoundTimes(NamedTuple):
     end: Array
     waited: Array | None = None
     bytes_down: Array | None = None
+    now: Array | None = None
+    idle: Array | None = None
 
 
 def timed_round(

@@ -76,6 +76,25 @@ class Speeds:
 
 
 @struct.dataclass
+class Trace:
+    """The clients' devices in the course of simulated time; created by `jaxfl.clock.trace`.
+
+    A client has R_i rows, of R in all. Times are two integers, seconds and parts of 2^-30 seconds.
+    """
+
+    now: AnyArray = struct.field(metadata=SHARED)  # [3] int32, how often the trace has ended, and the time in it
+    start: AnyArray = struct.field(metadata=KNOWN)  # [N] int32, a client's first row
+    size: AnyArray = struct.field(metadata=KNOWN)  # [N] int32, R_i
+    time: AnyArray = struct.field(metadata=SHARED)  # [R, 2] int32, from which a row holds, ascending for a client
+    available: AnyArray = struct.field(metadata=SHARED)  # [R] bool
+    flops: AnyArray = struct.field(metadata=SHARED)  # [R] float32, as the next two
+    up: AnyArray = struct.field(metadata=SHARED)
+    down: AnyArray = struct.field(metadata=SHARED)
+    periods: AnyArray = struct.field(metadata=SHARED)  # [K, 2] int32, lengths of 1, 2, 4, ... traces
+    watts: AnyArray | None = struct.field(metadata=KNOWN, default=None)  # [N] float32, while a client works
+
+
+@struct.dataclass
 class Ranges:
     """Ranges of the clients in the rows of a split by stage; `start` is None in a window, which has its own."""
 
@@ -277,6 +296,7 @@ class FederatedData:
         noise_seed: seed of the noise of corruptions.
         widened: number of axes of a grey pool before copies gave it three channels; 0 if they did not.
         speeds: the clients' devices, or None; set by a run with a clock, no data set has them.
+        trace: the clients' devices in the course of time, or None; set likewise, and `speeds` in each round by it.
         most_steps: most steps of each client's local training in this round `[N]` int32, or None; set by a deadline
             that takes partial work.
     """
@@ -322,6 +342,7 @@ class FederatedData:
     widened: int = struct.field(pytree_node=False, default=0)
     client_weights: AnyArray | None = struct.field(metadata=KNOWN, default=None)
     speeds: Speeds | None = None
+    trace: Trace | None = None
     most_steps: AnyArray | None = struct.field(metadata=KNOWN, default=None)
 
     def __repr__(self) -> str:

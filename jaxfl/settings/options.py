@@ -64,7 +64,7 @@ OWNERS = ("data", "method", "model", "task", "optimizer", "server", "run")
 UNTRACED = ("data", "model", "task")
 CHOICES = ("model", "optimizer", "server_optimizer")  # keys that name an owner
 FILES_OF_RUNS = {"weights", "clock", "edges"}  # options of every run that name a file
-CLOCK_REMEDY = f"take clock={', '.join(PROFILES)}, or write the path of a csv file from the current folder"
+CLOCK_REMEDY = f"take clock={', '.join(PROFILES)}, or write the path of a csv or parquet file from the current folder"
 EDGES_REMEDY = "give a number of edges, group, or the path of a csv file from the current folder"
 MAX_SHARED_BUILDS = 32  # those of the last settings, each with a task
 

@@ -285,8 +285,8 @@ RUN = (
         "clock",
         None,
         str | None,
-        "equal, lognormal, tiers, or FILE.csv: the clients' devices, by which a run has simulated seconds, see "
-        "jaxfl.clock; none has no clock",
+        "equal, lognormal, tiers, FILE.csv, or FILE.parquet with a trace: the clients' devices, by which a run has "
+        "simulated seconds, see jaxfl.clock; none has no clock",
     ),
     Option("clock_sigma", 1.0, float, "spread of the devices with clock=lognormal"),
     Option("clock_by", None, Literal["group"] | None, "group: with clock=tiers, each true group has a tier in turn"),

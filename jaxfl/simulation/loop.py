@@ -11,6 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxfl.clock.totals import NOW
+from jaxfl.clock.trace import at_time
 from jaxfl.cohort import halve_chunk
 from jaxfl.data.clients import FederatedData
 from jaxfl.models.fast import rewriting
@@ -189,9 +191,9 @@ class RunState:
             shortfall=" ".join(filter(None, (short, late))),
             **({} if times is None else times.record()),
         )
-        names = {"client_names": of_seed.client_names, "speeds": None, "filled": 0.0}
+        names = {"client_names": of_seed.client_names, "speeds": None, "trace": None, "filled": 0.0}
         data = dataclasses.replace(self._data.at(progress.done), **names)
-        drifting = None if self._data.drift is None else dataclasses.replace(self._data, speeds=None)
+        drifting = None if self._data.drift is None else dataclasses.replace(self._data, speeds=None, trace=None)
         columns = None if times is None else times.columns()
         return Result(state, progress.history, evaluation, data, summary, prepared.method, drifting, columns)
 
@@ -317,7 +319,8 @@ def _train_program(spec: RunSpec, progresses: Sequence[Progress], called: Called
     """Trains the seeds of one program, which have the same rounds done, and returns the outcome of each."""
     schedule, first, prepared = spec.schedule, progresses[0], spec.prepared
     schedule.check_done(first.done)
-    data = prepared.place([one.data for one in spec.seeds])
+    pairs = zip(spec.seeds, progresses, strict=True)
+    data = prepared.place([at_time(one.data, progress.tally.clock.get(NOW)) for one, progress in pairs])
     program = _program(spec, data)
     runs = [RunState(spec, *own, program, called) for own in zip(spec.seeds, data, progresses, strict=True)]
 

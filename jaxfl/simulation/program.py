@@ -25,6 +25,7 @@ from jaxfl import engine, sampling, tree
 from jaxfl.client.fast import coordinates
 from jaxfl.clock.policies import Policy
 from jaxfl.clock.rounds import RoundTimes, timed_round
+from jaxfl.clock.trace import at_time, begin_round, end_round
 from jaxfl.cohort import Cohort, Plan, default_mesh
 from jaxfl.data.clients import FederatedData
 from jaxfl.host.operating_system import peak_memory, return_freed_memory
@@ -409,16 +410,21 @@ def one_round(
     """
     data, own = data.at(state.round), method.own_rounds
     train, times = default_mesh(plan.mesh)(attacked(method if own is None else own.method)), None
+    if data.trace is not None:
+        data, sampler = begin_round(data, sampler)
     if own is not None:
-        state, *log = own.round(train, policy, key, state, data, sampler, plan)
-        return state, RoundLog(log[0].ids, log[0].mask, *log[1:])
-    if cohort is None:
-        cohort = draw_ordered_cohort(sampler, key, state.round, data, size, plan)
-    if policy is None:
-        state, info = train(key, state, data, cohort)
+        state, drawn, info, times = own.round(train, policy, key, state, data, sampler, plan)
     else:
-        state, cohort, info, times = timed_round(method, train, policy, key, state, data, cohort)
-    return state, RoundLog(cohort.ids, cohort.mask, info, times)
+        drawn = cohort
+        if drawn is None:
+            drawn = draw_ordered_cohort(sampler, key, state.round, data, size, plan)
+        if policy is None:
+            state, info = train(key, state, data, drawn)
+        else:
+            state, drawn, info, times = timed_round(method, train, policy, key, state, data, drawn)
+    if data.trace is not None and times is not None:
+        times = end_round(data, times)
+    return state, RoundLog(drawn.ids, drawn.mask, info, times)
 
 
 @cached_program(engine.jit, donate=[1])
@@ -446,13 +452,13 @@ def _rounds(
         log = jax.tree.map(lambda leaf: jnp.zeros((limit, *leaf.shape), leaf.dtype), row)
 
         def go(carry: tuple) -> Array:
-            _, _, done, overflow = carry
+            _, _, done, overflow, _ = carry
             return (done < count) & (overflow == 0)
 
         def body(carry: tuple) -> tuple:
-            state, log, done, _ = carry
-            new, row = train(key, state, data, cohort=cohort_at(done))
-            info = row.info
+            state, log, done, _, now = carry
+            new, row = train(key, state, at_time(data, now), cohort=cohort_at(done))
+            info, now = row.info, None if now is None else row.times.now
             if lanes is not None and method.grow is not None:  # all stop where one has to grow
                 info = info._replace(overflow=lanes.most(info.overflow))
             if method.grow is not None:  # a round that ran out of slots has not happened
@@ -460,9 +466,10 @@ def _rounds(
             row = row._replace(info=info)
             log = jax.tree.map(lambda rows, row: rows.at[done].set(row), log, row)
             overflow = info.overflow.astype(jnp.int32)
-            return new, log, done + (overflow == 0).astype(done.dtype), overflow
+            return new, log, done + (overflow == 0).astype(done.dtype), overflow, now
 
-        state, *rest = jax.lax.while_loop(go, body, (state, log, jnp.int32(0), jnp.int32(0)))
+        now = None if data.trace is None else data.trace.now
+        state, *rest, _ = jax.lax.while_loop(go, body, (state, log, jnp.int32(0), jnp.int32(0), now))
         if plan.mesh is not None:  # on every device, as it was: the next call expects it there
             state = jax.lax.with_sharding_constraint(state, plan.place)
         return state, *plan.readable(rest)

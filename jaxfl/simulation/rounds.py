@@ -16,6 +16,7 @@ from jaxfl import engine, tree
 from jaxfl.client.fast import coordinates
 from jaxfl.clock.asynchronous import AsynchronousState
 from jaxfl.clock.policies import Policy
+from jaxfl.clock.trace import at_time
 from jaxfl.cohort import Plan, default_mesh
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Grow, Method, doubled, keep_clusters, slots_of
@@ -168,6 +169,10 @@ class Rounds:
             arguments = data, jnp.int32(min(count, 1)), cohorts
         state, log, done, overflow = self._advance(self._key, state, *arguments)
         made = Advance(log, int(done), int(overflow), time.perf_counter() - began)  # waits for the device
+        trace, times = self._data.trace, log.times
+        if made.count and trace is not None and times is not None and times.now is not None:
+            now = times.now[..., made.count - 1, :]  # of each lane
+            self._data = at_time(self._data, jax.device_put(now, jnp.asarray(trace.now).sharding))
         self.round_seconds = made.round_seconds if made.count else self.round_seconds
         return state, made
 

@@ -12,6 +12,7 @@ from jaxfl import sampling
 from jaxfl.clock import ClientClock
 from jaxfl.clock.asynchronous import asynchronous_method
 from jaxfl.clock.policies import asked_clients
+from jaxfl.clock.trace import check_trace
 from jaxfl.cohort import DevicesChoice, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.edges import EdgeServers
@@ -238,6 +239,13 @@ def run(
         return SeedSpec(number, known.in_programs(), federation.client_names, sample, directory, identity, sets)
 
     each = tuple(of_seed(*one) for one in zip(numbers, federations, strict=True))
+    if each[0].data.trace is not None:
+        check_trace(method, sampler)
+    if (prepared.host_data or prepared.host_state) and (method.own_rounds or each[0].data.trace is not None):
+        raise ValueError(
+            f"resident must be True with asynchronous rounds, edges or a trace, got {resident!r}: rows on the host are "
+            "sent before it is known whose they must be; take fewer clients, or leave these out."
+        )
     spec = RunSpec(
         prepared, size, each, schedule, sampler, finetune, callbacks, resume, several, began, privacy, policy
     )

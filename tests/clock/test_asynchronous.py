@@ -397,6 +397,14 @@ def test_bad_options_are_told(options, name, value):
         ClientClock(**{"asynchronous": "fedbuff", **options})
 
 
+@pytest.mark.parametrize(
+    "options", [{"clock": ClientClock(asynchronous="fedbuff")}, {"clock": None, "edges": jaxfl.EdgeServers(2)}]
+)
+def test_rows_on_the_host_are_refused_where_rounds_draw_their_clients(options):
+    with pytest.raises(ValueError, match=mentions("resident", False)):
+        run(**options, resident=False)
+
+
 def test_a_buffer_above_the_clients_and_one_model_of_several_are_told_before_compilation():
     with pytest.raises(ValueError, match=mentions("buffer", 9)):
         run(ClientClock(asynchronous="fedbuff", buffer=9))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jaxfl import data
 from jaxfl.data import clients, conditions, describe, divide, images
-from jaxfl.data.clients import Drift, Ranges, Speeds, Trigger, array_fields, get_field, replace_field
+from jaxfl.data.clients import Drift, Ranges, Speeds, Trace, Trigger, array_fields, get_field, replace_field
 from tests.messages import mentions
 from tests.problems import batch_of
 
@@ -277,6 +277,16 @@ def full_federation():
         rate=np.float32(0.5),
         absent=nobody,
         speeds=Speeds(*(np.float32([1, 2, 3, 4]) for _ in range(4))),
+        trace=Trace(
+            now=np.zeros(3, np.int32),
+            start=numbers,
+            size=numbers + 1,
+            time=np.zeros((5, 2), np.int32),
+            available=np.ones(5, bool),
+            **{name: np.ones(5, np.float32) for name in ("flops", "up", "down")},
+            periods=np.ones((1, 2), np.int32),
+            watts=np.ones(4, np.float32),
+        ),
         most_steps=9 + numbers,
         drift=Drift(
             np.array([5], np.int32),

@@ -152,7 +152,9 @@ def test_command_is_accepted(command):
     of_files = user_code.is_address(given.get("method")) or re.search(r"\w\.py:\w", " ".join(words))
     if name in ("run", "plan") and not of_files:  # those are run on their page
         settings = options.route(given["method"], given["data"], given.get("items") or ())
-        settings.run.pop("weights", None)  # a file that the page makes
+        for option in options.FILES_OF_RUNS:
+            if Path(str(settings.run.get(option))).suffix:  # a file that the page makes
+                settings.run.pop(option)
         job.check(job.Job(settings, given.get("rounds") or 1, 1.0))
     if (
         name == "data"
