@@ -17,6 +17,7 @@ import csv
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -134,6 +135,11 @@ def _numbers_or_nan(column: np.ndarray) -> np.ndarray:
     return column.astype(np.float64) if column.dtype.kind in "iuf" else np.array([number(one) for one in column])
 
 
+def _entry(value: Any) -> str:
+    """Returns a value of a file as messages show it."""
+    return quoted(value.item() if isinstance(value, np.generic) else value)
+
+
 def _parse_speeds(path: Path, name: str, column: np.ndarray) -> np.ndarray:
     """Returns a column of numbers above 0 and finite `[R]` float32."""
     with np.errstate(over="ignore", under="ignore"):
@@ -141,7 +147,7 @@ def _parse_speeds(path: Path, name: str, column: np.ndarray) -> np.ndarray:
     if (wrong := ~((values > 0) & np.isfinite(values))).any():
         row = int(wrong.argmax())
         raise ValueError(
-            f"{name} must be above 0 and finite, got {quoted(column[row])} in row {row + 1} of {str(path)!r}; give "
+            f"{name} must be above 0 and finite, got {_entry(column[row])} in row {row + 1} of {str(path)!r}; give "
             f"{EQUAL.get(name, 5.0):g} for a usual device, and available=false while a client is away."
         )
     return values
@@ -153,7 +159,7 @@ def _parse_times(path: Path, column: np.ndarray) -> np.ndarray:
     if (wrong := ~((values >= 0) & (values < LONGEST))).any():
         row = int(wrong.argmax())
         raise ValueError(
-            f"time must be seconds from 0 to below 2^30, got {quoted(column[row])} in row {row + 1} of {str(path)!r}; "
+            f"time must be seconds from 0 to below 2^30, got {_entry(column[row])} in row {row + 1} of {str(path)!r}; "
             "subtract the time at which the trace begins."
         )
     return values
@@ -165,7 +171,7 @@ def _parse_flags(path: Path, column: np.ndarray) -> np.ndarray:
     if None in known:
         row = known.index(None)
         raise ValueError(
-            f"available must be true or false, got {quoted(column[row])} in row {row + 1} of {str(path)!r}; 1 and 0 "
+            f"available must be true or false, got {_entry(column[row])} in row {row + 1} of {str(path)!r}; 1 and 0 "
             "will do as well."
         )
     return np.array(known, bool)

@@ -200,6 +200,12 @@ def test_bad_traces_are_refused_in_a_line(name, tmp_path):
     assert "\n" not in str(refused.value) and str(file) in str(refused.value)
 
 
+def test_numbers_of_parquet_are_told_as_they_are(tmp_path):
+    FRAME.assign(flops=FRAME.flops.where(FRAME.index != 4, 0)).to_parquet(tmp_path / "trace.parquet")
+    with pytest.raises(ValueError, match=r"flops must be above 0 and finite, got 0\.0 in row 5"):
+        ClientClock(tmp_path / "trace.parquet").attach(DATA, jax.random.key(0))
+
+
 @pytest.mark.parametrize(
     ("options", "argument"),
     [({"resident": False}, "resident"), ({"sampler": jaxfl.sampling.poisson()}, "clock")],
