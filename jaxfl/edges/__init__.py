@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from jaxfl.data.clients import FederatedData
-from jaxfl.edges.method import EdgeState, Layout, on_edges
+from jaxfl.edges.method import EdgeLayout, EdgeState, on_edges
 from jaxfl.files import crc, user_path
 from jaxfl.methods.base import Method
 from jaxfl.random import host_rng
@@ -100,7 +100,7 @@ class EdgeServers:
             )
         count = int(edge.max()) + 1
         each = min(-(-cohort // count), int(np.bincount(edge).max()))
-        return on_edges(method, Layout(tuple(edge.tolist()), self.rounds, self.up, self.down, each), data[0])
+        return on_edges(method, EdgeLayout(tuple(edge.tolist()), self.rounds, self.up, self.down, each), data[0])
 
 
 def edges_of(servers: int | str | os.PathLike, data: FederatedData) -> np.ndarray:
@@ -125,10 +125,10 @@ def edges_of(servers: int | str | os.PathLike, data: FederatedData) -> np.ndarra
                 "as rotated-digits."
             )
         return np.unique(np.asarray(data.group), return_inverse=True)[1]
-    return _read(Path(user_path(os.fspath(servers))), data)
+    return _read_edges(Path(user_path(os.fspath(servers))), data)
 
 
-def _read(path: Path, data: FederatedData) -> np.ndarray:
+def _read_edges(path: Path, data: FederatedData) -> np.ndarray:
     """Returns the edges of a csv file."""
     remedy = "write a csv file with the columns client and edge, or give a number or group"
     if not path.is_file():

@@ -42,7 +42,7 @@ class EdgeState(NamedTuple):
         return self.cloud.round
 
 
-class Layout(NamedTuple):
+class EdgeLayout(NamedTuple):
     """The edge servers of a run.
 
     Attributes:
@@ -73,7 +73,7 @@ class EdgeRounds(NamedTuple):
     """
 
     method: Method
-    layout: Layout
+    layout: EdgeLayout
 
     def round(
         self,
@@ -152,7 +152,7 @@ class EdgeRounds(NamedTuple):
         return EdgeState(cloud, edges, rows, elapsed), cohort, joined, times
 
 
-def on_edges(method: Method, layout: Layout, data: FederatedData) -> Method:
+def on_edges(method: Method, layout: EdgeLayout, data: FederatedData) -> Method:
     """Returns a method on edge servers.
 
     Args:
@@ -174,12 +174,12 @@ def on_edges(method: Method, layout: Layout, data: FederatedData) -> Method:
 
 
 @functools.lru_cache
-def _family(build: Any, layout: Layout) -> Any:
+def _family(build: Any, layout: EdgeLayout) -> Any:
     """Returns a function that makes the method of hyperparameters on edges; the same one for equal arguments."""
     return lambda values: _on_edges(build(values), layout)
 
 
-def _on_edges(method: Method, layout: Layout) -> Method:
+def _on_edges(method: Method, layout: EdgeLayout) -> Method:
     def init(key: Key, data: FederatedData) -> EdgeState:
         rows, cloud = _without_rows(method, method.init(key, data))
         return EdgeState(cloud, tree.repeat(cloud, layout.count), rows, jnp.zeros(layout.count, jnp.float32))

@@ -11,7 +11,7 @@ import jaxfl
 from jaxfl import ClientClock, EdgeServers, tree
 from jaxfl.cohort import Plan
 from jaxfl.edges import edges_of
-from jaxfl.edges.method import Layout, on_edges
+from jaxfl.edges.method import EdgeLayout, on_edges
 from jaxfl.sampling import uniform
 from tests import reference
 from tests.messages import mentions
@@ -42,7 +42,7 @@ def test_edges_average_their_clients_and_the_cloud_the_edges():
     with jax.enable_x64(True):
         data, key = DATA.in_programs(), jax.random.key(0)
         plain = jaxfl.methods.fedavg(softmax_task(), optax.sgd(RATE), **EPOCHS)
-        made = on_edges(plain, Layout(EDGE, 2, 1e8, 1e8, 2), DATA)
+        made = on_edges(plain, EdgeLayout(EDGE, 2, 1e8, 1e8, 2), DATA)
 
         @jax.jit
         def advance(key, state, data):
