@@ -21,7 +21,7 @@ from jaxfl.methods import METHODS
 from jaxfl.random import Stream, key_for
 from tests import reference
 from tests.messages import mentions
-from tests.problems import linear_federation, rows_of, softmax_task
+from tests.problems import linear_federation, rows_of, sample, softmax_task
 
 SIZES = (5, 0, 3, 8, 1, 6, 4, 7, 3, 5, 2, 8)
 N, M, ROUNDS, RATE = len(SIZES), 5, 20, 0.4
@@ -220,7 +220,9 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize(
+    "name", ["fedbuff", *(pytest.param(name, marks=pytest.mark.slow) for name in RULES if name != "fedbuff")]
+)
 def test_fedavg_is_the_loop_with_an_event_queue(name):
     rule, factors, options = RULES[name]
     with jax.enable_x64(True):
@@ -256,7 +258,7 @@ def test_fedper_writes_personal_parts_at_arrival():
                     np.testing.assert_allclose(served[leaf][client], value, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("least", [1, 2, None])
+@pytest.mark.parametrize("least", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_ifca_applies_the_buffers_of_its_clusters(least):
     rule = Rule("fedbuff", buffer=4, cluster_buffer=least)
     with jax.enable_x64(True):
@@ -265,7 +267,7 @@ def test_ifca_applies_the_buffers_of_its_clusters(least):
 
         def loop_of(state, key):
             models = [numpy(tree.take(state.inner.models, k)) for k in range(2)]
-            return Clusters(setting(data, key, "uniform"), models, rule, 2 if least is None else least)
+            return Clusters(setting(data, key, "uniform"), models, rule, least)
 
         for state, loop, _ in follow(method, loop_of, data, rule):
             for k, model in enumerate(loop.versions[-1]):
@@ -304,29 +306,47 @@ def can_fly(name):
     return method, data, refusal(method, data)
 
 
-FLIES = ("fedavg", "ifca", "fesem", "fedper")
-WAITS = ("scaffold", "ditto", "cfl", "pfedgraph", "clove")
-
-
-@pytest.mark.parametrize(
-    "name", [name if name in FLIES + WAITS else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
-)
-def test_with_equal_devices_and_a_full_buffer_a_method_is_itself_or_refuses_with_the_reason(name):
+def assert_is_itself(name):
+    """Asserts that a method whose clients all take the same time is its synchronous self with a full buffer."""
     method, data, reason = can_fly(name)
-    if reason:
-        assert reason.startswith("asynchronous must be none for") and "; take " in reason
-        return
-    clock = {"rounds": 3, "cohort": 4, "eval_every": 3}
-    waits = jaxfl.run(method, data, clock=ClientClock("equal"), **clock)
-    flies = jaxfl.run(
-        method, data, clock=ClientClock("equal", asynchronous="fedbuff", buffer=4, cluster_buffer=1), **clock
-    )
-    served, other = (one.method.client_params(one.state, jnp.arange(8)) for one in (waits, flies))
+    assert not reason
+    data = dataclasses.replace(data, speeds=Speeds(*np.ones((3, 8), np.float32)))
+    rule = Rule("fedbuff", buffer=4, cluster_buffer=1, in_flight=4)
+    flies, advance, key = compiled_rounds(method, rule, data)
+    waits = jax.jit(method.init)(key, data)
+    round = jax.jit(lambda state, cohort: method.round(key, state, data, cohort)[0])
+    for _ in range(3):
+        waits, (flies, *_) = round(waits, sample(key, waits.round, data, 4)), advance(flies)
+    everybody = jnp.arange(8)
+    served, other = method.client_params(waits, everybody), asynchronous(method, rule).client_params(flies, everybody)
     # sums of updates and not of models: rounding of float32 over a few tens of steps
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-3), served, other)
-    same_bits(waits.state.cluster, flies.state.cluster)
+    same_bits(waits.cluster, flies.cluster)
 
 
+@pytest.mark.parametrize("name", ["fedavg", "ifca"])
+def test_with_equal_times_and_a_full_buffer_a_method_is_itself(name):
+    assert_is_itself(name)
+
+
+@pytest.mark.slow
+@pytest.mark.rotating(weeks=9)
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_itself_or_refuses_with_the_reason(name):
+    reason = can_fly(name)[2]
+    if not reason:
+        assert_is_itself(name)
+    else:
+        assert reason.startswith("asynchronous must be none for") and "; take " in reason
+
+
+@pytest.mark.parametrize("name", ["scaffold", "ditto", "cfl", "pfedgraph", "clove", "fedsoft"])
+def test_methods_that_need_rounds_say_so(name):
+    reason = can_fly(name)[2]
+    assert reason.startswith("asynchronous must be none for") and "; take " in reason
+
+
+@pytest.mark.slow
 def test_speeds_scale_time_and_nothing_else_and_the_order_of_chunks_changes_rounding_alone(tmp_path):
     names = ["client", "flops", "up", "down"]
     paths = []
@@ -362,6 +382,7 @@ def test_arrivals_are_reported_and_too_stale_ones_are_cut_and_counted():
     assert strict.state.versions.number.shape == (1,) and plain().state.versions.number.shape == (5,)
 
 
+@pytest.mark.slow
 def test_compressed_updates_fly_and_robust_means_and_noise_do_not():
     task = jaxfl.classification(jaxfl.models.Logistic(num_classes=2), DATA)
     method = jaxfl.methods.fedavg(task, optax.sgd(0.1), **EPOCHS)
