@@ -314,9 +314,9 @@ def assert_is_itself(name):
     rule = Rule("fedbuff", buffer=4, cluster_buffer=1, in_flight=4)
     flies, advance, key = compiled_rounds(method, rule, data)
     waits = jax.jit(method.init)(key, data)
-    round = jax.jit(lambda state, cohort: method.round(key, state, data, cohort)[0])
+    round = jax.jit(lambda state, data, cohort: method.round(key, state, data, cohort)[0])
     for _ in range(3):
-        waits, (flies, *_) = round(waits, sample(key, waits.round, data, 4)), advance(flies)
+        waits, (flies, *_) = round(waits, data, sample(key, waits.round, data, 4)), advance(flies)
     everybody = jnp.arange(8)
     served, other = method.client_params(waits, everybody), asynchronous(method, rule).client_params(flies, everybody)
     # sums of updates and not of models: rounding of float32 over a few tens of steps
