@@ -109,7 +109,7 @@ def lg_fedavg(
         finite, moves = tree.is_finite(new), (data.train.size[client] > 0) & (round >= warmup_rounds)
         weight = jnp.where(finite, aggregate.client_weight(data, client, weighting), 0)
         own = tree.where(moves, tree.partition(new, chosen)[0], own)
-        return aggregate.contribute(new, weight), own, loss, finite
+        return aggregate.contribute(new, weight, start=model), own, loss, finite
 
     def round(key: Key, state: LGState, data: FederatedData, cohort: Cohort) -> tuple[LGState, Info]:
         refuse_wire("lg_fedavg", NO_WIRE)
