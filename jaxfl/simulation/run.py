@@ -216,11 +216,6 @@ def run(
             raise ValueError("edges must be none with asynchronous aggregation, got both; leave one out.")
         method, places = edges.attach(method, federations, size, sampler), size
     prepared = Prepared.of(method, first, places, plan=plan, devices=devices, resident=resident, seeds=len(numbers))
-    if method.own_rounds is not None and (prepared.host_data or prepared.host_state):
-        raise ValueError(
-            "resident must be True with asynchronous aggregation and edges, got rows in host memory: clients are drawn "
-            "inside the program; take fewer clients or rows."
-        )
     folders = [folder for folder in map(folder_of, numbers) if resume and folder is not None]
     prepared, privacy = private_run(prepared, sampler, size, first, rounds=schedule.rounds, folders=folders)
     best = [one for one in callbacks if isinstance(one, BestCheckpoint)]

@@ -430,8 +430,6 @@ def test_rows_on_the_host_are_refused_where_rounds_draw_their_clients(options):
 def test_a_buffer_above_the_clients_and_one_model_of_several_are_told_before_compilation():
     with pytest.raises(ValueError, match=mentions("buffer", 9)):
         run(ClientClock(asynchronous="fedbuff", buffer=9))
-    with pytest.raises(ValueError, match="resident must be True"):
-        run(ClientClock(asynchronous="fedbuff"), resident=False)
     task = jaxfl.classification(jaxfl.models.Logistic(num_classes=2), DATA)
     with pytest.raises(ValueError, match="asynchronous must be fedbuff for a method with several models"):
         run(ClientClock(asynchronous="fedasync"), jaxfl.methods.ifca(task, optax.sgd(0.1), num_clusters=2))
