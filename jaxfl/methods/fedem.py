@@ -201,9 +201,11 @@ def equal_weights(clients: int, count: int) -> Array:
 def add_absent(total: aggregate.Total, learners: Params, weights: Array) -> aggregate.Total:
     """Returns the sums with the absent clients added, which hold the old learners `[K, ...]` with a weight `[K]`.
 
-    A learner without weight in `total` is not averaged.
+    A learner without weight in `total` is not averaged. To sums of updates the absent clients add none.
     """
     weights = jnp.where(total.weight > 0, weights, 0).astype(total.weight.dtype)
+    if total.relative:
+        return replace(total, weight=total.weight + weights)
     values = jax.tree.map(
         lambda sums, old: sums + tree.along(weights, old).astype(old.dtype) * old, total.values, learners
     )
