@@ -1,8 +1,9 @@
-"""Draws pictures of the pages on concepts, data and speed: `python -m docs.pictures` writes `docs/pages/images/*.svg`.
+"""Draws pictures of pages from results: `python -m docs.pictures` writes `docs/pages/images/*.svg`.
 
 They are narrow and in large letters, so that they can be read on a phone, and on a white ground of their own.
 """
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from matplotlib.ticker import LogLocator, NullLocator
 from PIL import Image
 from sklearn.datasets import load_sample_image
 
-from docs.generate import speed
+from docs.generate import clock, speed
+from experiments.clock import grid
 from jaxfl.data.views.corruptions import KINDS, SCALES, corrupt
+from jaxfl.plots import style
 from jaxfl.plots.curves import draw_seconds, finish_axes
 
 FOLDER = Path(__file__).parent / "pages" / "images"
@@ -210,9 +213,79 @@ def corruptions() -> Figure:
     return figure
 
 
+def accuracy_by_time(name: str) -> Figure:
+    """Accuracy by simulated seconds, a panel for each method and clock: the mean of the seeds, and all between them.
+
+    Dashes are the mean of the worst group, or of the worst tenth of the clients.
+    """
+    made = clock.settings(name)
+    methods = list(dict.fromkeys(method for method, _ in made))
+    figure = Figure(figsize=(7.6, 0.6 + 1.9 * len(methods)), facecolor="white", layout="constrained")
+    panels = figure.subplots(len(methods), len(grid.CLOCKS), sharex="col", sharey="row", squeeze=False)
+    for row, method in zip(panels, methods, strict=True):
+        for axes, devices in zip(row, grid.CLOCKS, strict=True):
+            if (method, devices) not in made:
+                axes.set_axis_off()
+                continue
+            for color, (policy, label) in zip(style.line_colors(3), clock.POLICIES.items(), strict=True):
+                lines = clock.records(name, method, policy, devices)
+                curves = np.array([[point[1:] for point in line["curve"]] for line in lines])  # [seeds, E, 3]
+                times, values = curves[..., 0].mean(0), 100 * curves[..., 1]
+                axes.plot(times, values.mean(0), color=color, lw=1.5, label=label)
+                axes.fill_between(times, values.min(0), values.max(0), color=color, alpha=0.2, lw=0)
+                axes.plot(times, 100 * curves[..., 2].mean(0), "--", color=color, lw=0.9)
+            axes.set_title(f"{clock.NAMES[method]}, {devices}", fontsize=9, loc="left")
+            axes.set_xscale("log")
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.tick_params(labelsize=8)
+            style.light_grid(axes)
+        row[0].set_ylabel("accuracy, %", fontsize=9)
+    for axes in panels[-1]:
+        axes.set_xlabel("simulated seconds", fontsize=9)
+    figure.legend(
+        *panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=9, frameon=False
+    )
+    return figure
+
+
+def slow_group() -> Figure:
+    """What each policy does to the slow group of rotated MNIST: its share of the updates, and its accuracy."""
+    figure = Figure(figsize=(7.6, 3.1), facecolor="white", layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(1, 1.3))
+    place, colors = clock.TIERS.index("slow"), style.line_colors(3)
+    for number, (color, (policy, label)) in enumerate(zip(colors, clock.POLICIES.items(), strict=True)):
+        found = {
+            method: clock.records("rotated", method, policy, "tiers") for method in clock.methods("rotated", "tiers")
+        }
+        shares = [line["groups"]["updates"] for lines in found.values() for line in lines]
+        at = np.arange(len(clock.TIERS)) + 0.27 * (number - 1)
+        left.bar(at, 100 * np.mean(shares, 0), 0.25, color=color, label=label)
+        for x, lines in enumerate(found.values()):
+            accuracy = 100 * np.array([line["groups"]["accuracy"] for line in lines])  # [seeds, groups]
+            where = x + 0.27 * (number - 1)
+            right.bar(where, accuracy[:, place].mean(), 0.25, color=color)
+            right.plot([where - 0.12, where + 0.12], 2 * [np.delete(accuracy, place, 1).mean()], color=INK, lw=1.5)
+    left.axhline(25, color=GREY, lw=1, ls=":")
+    left.set_xticks(range(4), [f"{90 * turn}°\n{tier}" for turn, tier in enumerate(clock.TIERS)], fontsize=8)
+    left.set_title("share of the updates by group, %", fontsize=9, loc="left")
+    names = [clock.NAMES[method].replace(", ", "\n") for method in clock.methods("rotated", "tiers")]
+    right.set_xticks(range(len(names)), names, fontsize=8)
+    right.set_title("accuracy of the slow group, %; line: other groups", fontsize=9, loc="left")
+    for axes in (left, right):
+        axes.tick_params(labelsize=8)
+        style.light_grid(axes)
+        axes.grid(axis="x", visible=False)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=9, frameon=False)
+    return figure
+
+
 PICTURES = {
     **{"round": round_, "plan": plan, "state": state, "seed": seed, "speed": bars, "scaling": scaling},
     "corruptions": corruptions,
+    **{f"time-{on.name}": functools.partial(accuracy_by_time, on.name) for on in grid.FEDERATIONS},
+    "time-slow-group": slow_group,
 }
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from docs import lessons
 from docs.generate import (
     accelerators,
     advice,
+    clock,
     examples,
     leaderboard,
     methods,
@@ -19,12 +20,20 @@ from docs.generate import (
     speed,
     wire,
 )
+from experiments.clock import grid
 from experiments.leaderboard.federations import FEDERATIONS
 from jaxfl.bench import AXES
 
 ROOT = Path(__file__).parents[2]
 TABLES = {
     "automatic threshold": results.automatic,
+    **{f"clock accuracy {on.name}": functools.partial(clock.accuracies, on.name) for on in grid.FEDERATIONS},
+    **{f"clock seconds {on.name}": functools.partial(clock.seconds, on.name) for on in grid.FEDERATIONS},
+    "clock costs": clock.costs,
+    "clock rates": clock.rates,
+    "clock shares": clock.shares,
+    "clock slow": clock.slow,
+    "clock slow quarter": clock.slow_quarter,
     "commands": speed.commands,
     "cpu": speed.cpu,
     "cpu machine": speed.cpu_machine,

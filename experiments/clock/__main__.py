@@ -35,13 +35,14 @@ def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", help="the folder of the data's files, or the one above it")
     parser.add_argument("--federation", choices=[on.name for on in grid.FEDERATIONS], help="of this one alone")
+    parser.add_argument("--clock", choices=grid.CLOCKS, help="with this one alone")
     parser.add_argument("--rates", action="store_true", help="the runs by which the learning rates were chosen")
     parser.add_argument("--list", action="store_true", help="print the command of each run")
     given = parser.parse_args(words)
     wanted = [one for one in grid.FEDERATIONS if given.federation in (None, one.name)]
     file = RATES if given.rates else RUNS
     for on in wanted:
-        groups = rate_settings(on) if given.rates else program_settings(on)
+        groups = rate_settings(on) if given.rates else program_settings(on, given.clock)
         if given.list:
             for setting, seed in (run for group in groups.values() for run in group):
                 print(command_line(setting, seed))
@@ -52,12 +53,11 @@ def main(words: list[str] | None = None) -> None:
 Run = tuple[Setting, int]
 
 
-def program_settings(on: grid.Federation) -> dict[str, list[Run]]:
-    """Returns the runs of a federation, with their seeds, by what shares a program."""
+def program_settings(on: grid.Federation, clock: str | None = None) -> dict[str, list[Run]]:
+    """Returns the runs of a federation with a clock, or with all of them, and their seeds, by what shares a program."""
+    clocks = grid.CLOCKS if clock is None else (clock,)
     return {
-        f"{on.name}-{one.method}-{one.policy}": [
-            (one.setting(clock), seed) for clock in grid.CLOCKS for seed in grid.SEEDS
-        ]
+        f"{on.name}-{one.method}-{one.policy}": [(one.setting(name), seed) for name in clocks for seed in grid.SEEDS]
         for one in grid.PROGRAMS
         if one.on == on
     }
@@ -69,7 +69,7 @@ def rate_settings(on: grid.Federation) -> dict[str, list[Run]]:
     for method in grid.METHODS:
         setting = grid.Program(on, method, "synchronous").setting("equal")
         for rate in on.tried:
-            tried = Setting(method, {**setting.options, "learning_rate": rate})
+            tried = Setting(method, {**setting.options, **on.trial, "learning_rate": rate})
             found[f"{on.name}-{method}-{rate}"] = [(tried, RATE_SEED)]
     return found
 

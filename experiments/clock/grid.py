@@ -1,8 +1,8 @@
 """The runs of the page on accuracy by simulated time, and the records that are kept of them.
 
-Every run has the same budget: as many trainings of clients. Synchronous rounds ask a cohort of 20; with the deadline
-the same 20 work, and the last ones in vain; FedBuff has 20 clients at work and steps after 10 arrivals, so that it
-makes twice as many rounds.
+Every run has the same budget: as many trainings of clients. Synchronous rounds ask a cohort; with the deadline as
+many work, the last ones in vain; FedBuff has as many at work, and steps after half as many arrivals, so that it makes
+twice as many rounds.
 """
 
 import json
@@ -22,13 +22,12 @@ from jaxfl.simulation.result import Result
 
 RESULTS = Path(__file__).parent / "results"
 SEEDS = (0, 1, 2)
-COHORT, BUFFER = 20, 10
-METHODS: dict[str, dict[str, Any]] = {"fedavg": {}, "fedavg_ft": {}, "ifca": {"num_clusters": 4}, "fedper": {}}
+METHODS: dict[str, dict[str, Any]] = {"fedavg": {}, "ifca": {"num_clusters": 4}, "fedper": {}, "fedavg_ft": {}}
 CLOCKS = ("equal", "lognormal", "tiers")
 POLICIES: dict[str, dict[str, Any]] = {
     "synchronous": {},
     "deadline": {"deadline": "p70"},
-    "fedbuff": {"asynchronous": "fedbuff", "buffer": BUFFER},
+    "fedbuff": {"asynchronous": "fedbuff"},
 }
 
 
@@ -40,11 +39,13 @@ class Federation(NamedTuple):
         title: in tables.
         data: of the catalogue.
         options: of data, network and local training.
+        cohort: clients that are asked in a round, or work at a time.
         rounds: of a synchronous run.
         evaluations: of a run.
         tiers: options of the clock `tiers`.
         rates: the learning rate of each method; of those that `tried` lists the best one in synchronous rounds.
         tried: learning rates.
+        trial: options of the runs that tried them, where they are others.
         core_seconds: of a run, compilation included, on the machine of the committed results.
     """
 
@@ -52,11 +53,13 @@ class Federation(NamedTuple):
     title: str
     data: str
     options: dict[str, Any]
+    cohort: int
     rounds: int
     evaluations: int
     tiers: dict[str, Any]
     rates: dict[str, float]
     tried: tuple[float, ...]
+    trial: dict[str, Any]
     core_seconds: float
 
 
@@ -69,11 +72,13 @@ FEDERATIONS = (
             **{"num_clients": 100, "rows_per_client": 100, "test_share": 0.02},
             **{"model": "mlp", "hidden": 64, "local_epochs": 2, "batch_size": 20},
         },
+        cohort=20,
         rounds=200,
         evaluations=25,
         tiers={"clock_by": "group"},
-        rates=dict.fromkeys(METHODS, 0.1),
+        rates=dict.fromkeys(METHODS, 0.3),
         tried=(0.03, 0.1, 0.3, 1.0),
+        trial={},
         core_seconds=15.0,
     ),
     Federation(
@@ -81,15 +86,17 @@ FEDERATIONS = (
         "CIFAR-10, Dirichlet 0.1",
         "dirichlet-cifar10",
         {
-            **{"num_clients": 50, "alpha": 0.1, "min_rows": 20, "max_rows": 100, "test_share": 0.4},
+            **{"num_clients": 30, "alpha": 0.1, "min_rows": 20, "max_rows": 100, "test_share": 0.4},
             **{"model": "stocfl-cifar-cnn", "local_epochs": 2, "batch_size": 20},
         },
-        rounds=60,
-        evaluations=12,
+        cohort=10,
+        rounds=30,
+        evaluations=6,
         tiers={},
         rates=dict.fromkeys(METHODS, 0.1),
         tried=(0.03, 0.1, 0.3),
-        core_seconds=60.0,
+        trial={"num_clients": 50, "cohort": 20, "rounds": 40, "eval_every": 4},
+        core_seconds=15.0,
     ),
 )
 
@@ -110,13 +117,14 @@ class Program(NamedTuple):
     def setting(self, clock: str) -> Setting:
         """Returns the method and the options of a run with a clock."""
         on, steps = self.on, 2 if self.policy == "fedbuff" else 1
-        given = {"data": on.data, "rounds": steps * on.rounds, "cohort": COHORT}
+        given = {"data": on.data, "rounds": steps * on.rounds, "cohort": on.cohort}
         given |= {
             "eval_every": steps * on.rounds // on.evaluations,
             **on.options,
             "learning_rate": on.rates[self.method],
         }
         given |= {**METHODS[self.method], "clock": clock, **(on.tiers if clock == "tiers" else {})}
+        given |= {"buffer": on.cohort // 2} if self.policy == "fedbuff" else {}
         return Setting(self.method, given | POLICIES[self.policy])
 
 

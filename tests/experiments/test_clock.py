@@ -1,14 +1,19 @@
 """Runs of the page on accuracy by simulated time: each is made once and is that of its command; the page shows all."""
 
+import itertools
 import shlex
 
+import numpy as np
 import pytest
 
 import jaxfl
+from docs import pictures
+from docs.generate import clock as pages
 from experiments.clock import __main__ as command
 from experiments.clock import grid
 
 SMALL = grid.FEDERATIONS[0]._replace(
+    name="digits",
     data="rotated-digits",
     options={"num_clients": 24, "rows_per_client": 20, "model": "logistic", "local_epochs": 1, "batch_size": 10},
     rounds=2,
@@ -32,7 +37,7 @@ def made(tmp_path_factory):
         path.write_text("".join(lines[:2]), encoding="utf-8")
         command.main([])
         assert path.read_text(encoding="utf-8").splitlines()[:2] == "".join(lines[:2]).splitlines()
-        yield {
+        return {
             (policy, clock): grid.records(grid.Program(SMALL, "fedavg", policy), clock, grid.read(path))
             for policy in grid.POLICIES
             for clock in grid.CLOCKS
@@ -85,3 +90,47 @@ def test_commands_of_the_grid_are_possible(capsys):
     for program in grid.PROGRAMS:
         for clock in grid.CLOCKS:
             grid.job_of(program.setting(clock), 0)
+
+
+def test_committed_records_are_of_the_grid_as_it_is():
+    for file, settings in ((command.RUNS, command.program_settings), (command.RATES, command.rate_settings)):
+        wanted = {
+            grid.run_name(*setting, seed)
+            for on in grid.FEDERATIONS
+            for runs in settings(on).values()
+            for setting, seed in runs
+        }
+        found = grid.read(grid.RESULTS / f"{file}.jsonl")
+        assert found and set(found) <= wanted
+
+
+def test_learning_rates_are_the_best_of_those_that_were_tried():
+    tried = grid.read(grid.RESULTS / f"{command.RATES}.jsonl")
+    for on in grid.FEDERATIONS:
+        best = {}
+        for ((setting, seed),) in command.rate_settings(on).values():
+            accuracy = tried[grid.run_name(*setting, seed)]["curve"][-1][2]
+            best[setting.method] = max(
+                best.get(setting.method, (0.0, 0.0)), (accuracy, setting.options["learning_rate"])
+            )
+        assert {method: rate for method, (_, rate) in best.items()} == on.rates
+
+
+def test_synchronous_rounds_train_the_same_models_under_all_clocks():
+    lines = grid.read(grid.RESULTS / f"{command.RUNS}.jsonl")
+    for program in (one for one in grid.PROGRAMS if one.policy == "synchronous"):
+        each = [grid.records(program, clock, lines) for clock in grid.CLOCKS]
+        for lines_of_seed in zip(*each, strict=False):  # a federation may be unfinished
+            curves = [[point[2:] for point in line["curve"]] for line in lines_of_seed]
+            assert curves[0] == curves[1] == curves[2]
+
+
+@pytest.mark.parametrize("name", [on.name for on in grid.FEDERATIONS])
+def test_pictures_show_all_runs(name):
+    panels = [axes for axes in pictures.accuracy_by_time(name).axes if axes.axison]
+    for axes, (method, clock) in zip(panels, pages.settings(name), strict=True):
+        for line, (policy, column) in zip(axes.get_lines(), itertools.product(grid.POLICIES, (2, 3)), strict=True):
+            found = pages.records(name, method, policy, clock)
+            assert line.get_ydata()[-1] == pytest.approx(100 * np.mean([one["curve"][-1][column] for one in found]))
+    updates, accuracy = pictures.slow_group().axes
+    assert (len(updates.patches), len(accuracy.patches)) == (12, 3 * len(pages.methods("rotated", "tiers")))
