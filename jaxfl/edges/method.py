@@ -14,7 +14,7 @@ from jaxfl.clock.policies import Policy
 from jaxfl.clock.rounds import RoundTimes, timed_round
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.clients import FederatedData
-from jaxfl.methods.base import Info, Method, Participation, Round, served_model, takes_part
+from jaxfl.methods.base import Info, Method, Participation, Round, keep_clusters, served_model, takes_part
 from jaxfl.methods.hyperparameters import attach, hyperparameters_of
 from jaxfl.sampling import Sampler, draw_cohort
 from jaxfl.typing import Array, Key, Params
@@ -207,7 +207,7 @@ def _on_edges(method: Method, layout: EdgeLayout) -> Method:
         init=init,
         round=round,
         client_params=lambda state, ids: method.client_params(_with_rows(method, state.cloud, state.rows), ids),
-        assign=assign,
+        assign=keep_clusters if method.assign is keep_clusters else assign,
         join=None,
         per_client=None if method.per_client is None else ROWS,
         shortfall=shortfall,

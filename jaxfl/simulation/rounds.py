@@ -19,6 +19,7 @@ from jaxfl.clock.policies import Policy
 from jaxfl.clock.trace import at_time
 from jaxfl.cohort import Plan, default_mesh
 from jaxfl.data.clients import FederatedData
+from jaxfl.edges import EdgeState
 from jaxfl.methods.base import Grow, Method, doubled, keep_clusters, slots_of
 from jaxfl.sampling import Sampler
 from jaxfl.simulation.evaluation.evaluate import WINDOW_CLIENTS, Evaluator, assign_clusters
@@ -88,7 +89,7 @@ def add_newcomers(
 def with_clusters(state: Any, found: Any, ids: np.ndarray, plan: Plan) -> Any:
     """Returns the state with the clusters that some clients have in another one, also in the state inside of a wire.
 
-    It may be that of an asynchronous method, too. A state that holds one of a solver has them there, too.
+    It may be that of asynchronous rounds or of edge servers. A state that holds one of a solver has them there, too.
 
     Args:
         state: of a method.
@@ -98,6 +99,8 @@ def with_clusters(state: Any, found: Any, ids: np.ndarray, plan: Plan) -> Any:
     """
     if isinstance(state, WiredState | AsynchronousState):
         return state._replace(inner=with_clusters(state.inner, found.inner, ids, plan))
+    if isinstance(state, EdgeState):
+        return state._replace(cloud=with_clusters(state.cloud, found.cloud, ids, plan))
     cluster = np.array(state.cluster)
     cluster[ids] = np.asarray(found.cluster)[ids]
     state = tree.with_field(state, "cluster", tree.placed(jnp.asarray(cluster), plan.place))

@@ -119,6 +119,15 @@ def test_a_resumed_run_is_the_same_and_clients_are_served_the_clouds_model(tmp_p
     assert_same_bits(short.state.cloud.model, run(edges, rounds=2).state.cloud.model)
 
 
+def test_clients_that_arrive_are_served_the_clouds_model():
+    data = jaxfl.data.load("rotated-digits", num_clients=12, rows_per_client=20, drift_round=2, arrive=0.25)
+    task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
+    made = jaxfl.methods.fedavg(task, optax.sgd(0.1))
+    one, plain = (jaxfl.run(made, data, rounds=4, cohort=4, edges=edges) for edges in (EdgeServers(1), None))
+    assert_same_bits(one.state.cloud.model, plain.state.model)
+    assert one.summary["micro_accuracy"] == plain.summary["micro_accuracy"]
+
+
 def test_a_file_names_the_edges(tmp_path):
     path = tmp_path / "edges.csv"
     path.write_text("client,edge\n" + "\n".join(f"{client},{'abc'[edge]}" for client, edge in enumerate(EDGE)))
